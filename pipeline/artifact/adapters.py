@@ -51,7 +51,7 @@ def read_adapters(
     found = {name: _fit_adapter(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
     wrong |= {name: reason for name, reason in found.items() if isinstance(reason, str)}
     if wrong:
-        raise RefitError(wrong, "pass lora_A and lora_B of weights, or {parameter: (A, B)}")
+        raise RefitError(wrong, "pass PEFT's state dict with lora_A and lora_B of weights, or {parameter: (A, B)}")
     return [adapter for adapter in found.values() if isinstance(adapter, Adapter)]
 
 
@@ -64,12 +64,12 @@ def _factor_pairs(
     for key, value in factors_by_name.items():
         match = _KEY.fullmatch(str(key))
         if isinstance(value, torch.Tensor) and match is None:
-            wrong[key] = "it is not lora_A or lora_B; magnitudes, biases and modules_to_save are not supported"
+            wrong[key] = "expected only lora_A and lora_B; magnitudes, biases and modules_to_save are not supported"
             continue
         name = f"{match['layer']}.weight" if match else str(key)  # longer in a model that wraps the adapted model
         names = [name] if name in parameters else [known for known in parameters if known.endswith(f".{name}")]
         if len(names) != 1:
-            reason = f"it may mean {' or '.join(names)}" if names else "the compiled program has no such parameter"
+            reason = f"several parameters fit: {', '.join(names)}" if names else "the program has no such parameter"
             wrong[key] = reason
         elif match is not None and isinstance(value, torch.Tensor):
             sides.setdefault(names[0], {})[match["side"]] = value

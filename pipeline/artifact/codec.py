@@ -63,7 +63,7 @@ def rule_for_type(value_type: Any) -> Rule:
         return _mapping_rule(*args)
     if origin is frozenset:
         return _set_rule(*args)
-    raise TypeError(f"the codec has no rule for values of type {value_type}")
+    raise TypeError(f"a record has a field of type {value_type}, which pipeline.artifact.codec cannot convert to JSON")
 
 
 def _record_rule(record_type: type) -> Rule:
@@ -87,7 +87,7 @@ def _record_rule(record_type: type) -> Rule:
             raise MalformedError(f"expected a {record_type.__name__}, not {_excerpt(data)}")
         if not data.keys() <= fields.keys():
             unknown = next(name for name in data if name not in fields)
-            raise MalformedError(f"a {record_type.__name__} has no {unknown[:40]!r}")
+            raise MalformedError(f"a {record_type.__name__} has no field {unknown[:40]!r}")
         rules = known()
         found = {name: read_part(name, rules[name].read, value) for name, value in data.items()}
         try:
@@ -170,7 +170,7 @@ def _tuple_rule(element_types: tuple[object, ...]) -> Rule:
 
     def read(data: JsonData) -> Any:
         if len(_check_list(data)) != len(rules):
-            raise MalformedError(f"expected {len(rules)} elements, not {len(data)}")
+            raise MalformedError(f"expected a list of {len(rules)} elements, not {len(data)}")
         return _read_elements(rules, data)
 
     return Rule(lambda value: [each.write(v) for each, v in zip(rules, value, strict=True)], read)

@@ -26,7 +26,7 @@ def check_names(manifest: Manifest) -> None:
     names = (*manifest.parameters, *manifest.shapes, *manifest.libraries, *manifest.modules)
     for name in (*(part.name for part in parts), *names, manifest.weights.file, manifest.kernels):
         if not name.isprintable():
-            raise ArtifactError(f"the name {name[:80]!r} does not print on one line")
+            raise ArtifactError(f"the name {name[:80]!r} has a line break or another character that cannot be printed")
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -41,7 +41,7 @@ def check_weights(networks: Iterable[Network], manifest: Manifest) -> None:
     known = manifest.refit_map.keys() | manifest.literals.keys()
     for network in networks:
         if absent := [weight.name for weight in network.weights if weight.name not in known]:
-            raise MalformedError(f"the weight {absent[0][:80]!r} of network {network.name[:80]!r} has no recipe")
+            raise MalformedError(f"the file has no values of the weight {absent[0][:80]!r} of {network.name[:80]!r}")
 
 
 def check_program(compiled: Compiled) -> None:
@@ -78,7 +78,7 @@ def _missing_value_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iter
         known |= {port.name for port in segment.outputs}
     known |= {name for name, value in values.items() if isinstance(value, NUMBERS)}
     if absent := sorted({output.value for output in program.outputs if not output.constant} - known):
-        yield f"nothing computes its output {absent[0][:80]!r}"
+        yield f"no node computes the program's output {absent[0][:80]!r}"
 
 
 def _type_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
@@ -89,7 +89,7 @@ def _type_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]
             if isinstance(value, TensorType) and port.kind == "tensor" and not compiled.settings.truncate_double:
                 own, theirs = (f"{t.dtype} of rank {len(t.shape)}" for t in (value, port))
                 if own != theirs:
-                    yield f"{port.name[:80]!r} is {own} in the graph, {theirs} between segments"
+                    yield f"tensor {port.name[:80]!r} is {own} in the graph, but {theirs} between segments"
     program = compiled.program
     for name, buffer in program.buffers.items():
         value = values.get(name)
@@ -110,16 +110,16 @@ def _manifest_errors(manifest: Manifest) -> Iterator[str]:
             yield f"a size of {port.name[:80]!r} has a symbol that the manifest does not declare"
     for output in manifest.outputs:
         if not output.constant and not isinstance(output.value, str):
-            yield f"the value of output {output.name[:80]!r} is not a name"
+            yield f"the value of output {output.name[:80]!r} is not the name of a node"
     for name, recipe in (*manifest.constants.items(), *manifest.refit_map.items()):
         if why := _recipe_error(recipe, manifest.parameters.keys()):
             yield f"the recipe of {name[:80]!r} {why}"
     for buffer in manifest.buffers.values():
         if buffer not in manifest.parameters:
-            yield f"it writes to {buffer[:80]!r}, which is not among its parameters"
+            yield f"the program writes to {buffer[:80]!r}, which is not one of its parameters or buffers"
     narrowed = (found for profile in manifest.profiles for found in profile.values())
     if not all(map(_is_range, (*(symbol.range for symbol in manifest.shapes.symbols.values()), *narrowed))):
-        yield "a range of a size is empty"
+        yield "a dynamic size has an empty range"
 
 
 def _is_range(sizes: Range) -> bool:

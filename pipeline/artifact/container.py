@@ -138,10 +138,10 @@ class ContainerReader:
         self.file, self.name = SharedFile(file), name
         self.size, self.read_at = self.file.size, self.file.read_at
         if self.read_at(0, 4) != b"PK\x03\x04":
-            raise ArtifactError(f"{name} is not a saved program", "compiled.save(path) writes one")
+            raise ArtifactError(f"{name} is not a saved program", "pass a file that compiled.save(path) wrote")
         if _OF_TORCH.fullmatch(self.read_at(30, int.from_bytes(self.read_at(26, 2), "little"))):
-            hint = "torch.load, torch.jit.load or torch.export.load reads it; compiled.save writes a compiled program"
-            raise ArtifactError(f"{name} is a file of torch, not a compiled program", hint)
+            hint = "read it with torch.load, torch.jit.load or torch.export.load; pass a file that compiled.save wrote"
+            raise ArtifactError(f"{name} was saved by torch, and is not a compiled program", hint)
         try:
             found, digest = self._read_directory()
         except (struct.error, UnicodeDecodeError, IndexError):
@@ -176,9 +176,9 @@ class ContainerReader:
         """Raise an error if any byte outside the entries' data differs from what the writer would write."""
         names = [entry.name for entry in entries]
         if len({*names}) != len(names) or names[-1:] != [MANIFEST]:
-            raise self.damage_error("the names of entries were altered")
+            raise self.damage_error("the list of entry names was altered")
         if sum(entry.inflated or 0 for entry in entries) > MOST_TEXT:
-            raise self.damage_error(f"text entries have more than {MOST_TEXT} bytes")
+            raise self.damage_error(f"its text entries have more bytes than a saved program can have, {MOST_TEXT}")
         offset = 0
         for entry in entries:
             header = entry.header()
@@ -186,7 +186,7 @@ class ContainerReader:
                 raise self.damage_error(f"the header of entry {entry.name} was altered")
             offset = entry.end
         if offset != start or self.read_at(start, self.size) != zip_directory(entries, digest):
-            raise self.damage_error("the directory of entries was altered")
+            raise self.damage_error("the zip directory, which lists its entries, was altered")
 
     def verify(self, name: str, digest: str) -> ZipEntry:
         """Check an entry's data against its SHA-256, and return the entry. Thread-safe."""
@@ -197,7 +197,7 @@ class ContainerReader:
 
     def _find_entry(self, name: str) -> ZipEntry:
         if name not in self.entries:
-            raise self.damage_error(f"the entry {name} is missing")
+            raise self.damage_error(f"the file has no entry {name}")
         return self.entries[name]
 
     def read(self, name: str, digest: str) -> bytes:

@@ -81,7 +81,7 @@ class Cached:
     @store.validator
     def _check_store(self, _: object, value: object) -> None:
         if isinstance(value, type) or not isinstance(value, EngineStore):
-            raise TypeError(f"a store has the methods load(key) and save(key, data), which {value!r} lacks")
+            raise TypeError(f"store is {value!r}: expected an object with the methods load(key) and save(key, data)")
 
     def __call__(self, converted: Converted) -> Built:
         """Return the engines of all networks; equal networks share one plan."""
@@ -122,7 +122,7 @@ class Cached:
             with opened[0] as file:
                 engine = request.engine_from_entry(*unpack(file, opened[1], request.key))
         except CorruptEntryError as error:
-            why = f"the entry {request.key} of the engine cache is dropped: {error}"
+            why = f"the entry {request.key} of the engine cache is deleted, not used: {error}"
             warn(f"{why}; {request.order.name} is built", ArtifactWarning)
             files.delete(request.key)
             return None
@@ -140,7 +140,7 @@ class Cached:
             files.write(request.key, pack(request.entry_for(engine), engine.checked_plan()))
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            warn(f"{request.order.name} cannot be saved to the engine cache: {why}", ArtifactWarning)
+            warn(f"the engine {request.order.name} cannot be saved to the engine cache: {why}", ArtifactWarning)
 
 
 def engine_requests(converted: Converted) -> Iterator[EngineRequest]:
@@ -182,7 +182,7 @@ def _select_networks(converted: Converted, indices: Sequence[int]) -> Converted:
 
 def _map_names(network_names: Sequence[str], entry_names: Sequence[str]) -> FrozenDict[str, str]:
     if len(network_names) != len(entry_names):
-        raise CorruptEntryError("the entry belongs to another network")
+        raise CorruptEntryError("the entry's engine has another number of inputs, outputs or weights than the network")
     return match_names(network_names, entry_names)
 
 
@@ -203,7 +203,7 @@ def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, 
     """
     if isinstance(stage, Pipeline) and stage.takes is not Converted:
         hint = 'to cache the engines of a pipeline use pipeline.default().replace("build", pipeline.cached(store))'
-        raise TypeError(f"cached takes the stage that builds engines, not {stage!r}: {hint}")
+        raise TypeError(f"pipeline.cached takes a stage that builds engines, not {stage!r}: {hint}")
     return Cached(store, stage, reuse, keep)
 
 

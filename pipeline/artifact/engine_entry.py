@@ -101,10 +101,10 @@ def unpack(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mm
     `CorruptEntryError` if the entry was truncated, altered, or saved under another key."""
     end, read = size - _FOOT.size, SharedFile(file).read_at
     if end < 0:
-        raise CorruptEntryError("the entry is too short")
+        raise CorruptEntryError("the entry was truncated: it is shorter than its footer")
     length, digest, magic = _FOOT.unpack(read(end, _FOOT.size))
     if magic != MAGIC or length > min(MOST, end):
-        raise CorruptEntryError("the entry's end was altered")
+        raise CorruptEntryError("the footer of the entry was altered")
     text = read(end - length, length)
     if hashlib.sha256(text).digest() != digest:
         raise CorruptEntryError("the engine's description was altered")
@@ -113,9 +113,9 @@ def unpack(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mm
     except (MalformedError, ValueError, RecursionError) as error:
         raise CorruptEntryError(f"the engine's description is malformed: {error}") from None
     if entry.key != key:
-        raise CorruptEntryError(f"the entry was saved under another key, {entry.key[:16]}…")
+        raise CorruptEntryError(f"the entry was saved under another key than the requested one: {entry.key[:16]}…")
     if length == end:
-        raise CorruptEntryError("the entry has no plan")
+        raise CorruptEntryError("the entry has no engine plan")
     try:
         plan: bytes | mmap.mmap = mmap.mmap(file.fileno(), end - length, access=mmap.ACCESS_READ)
     except (OSError, ValueError):  # io.UnsupportedOperation is a subclass of both

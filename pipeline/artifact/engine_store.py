@@ -93,7 +93,7 @@ def _to_folder(value: str | os.PathLike[str] | None) -> Path:
 
 def _check_size(_: object, __: object, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise TypeError(f"size is a number of bytes, as 5 << 30, not {value!r}")
+        raise TypeError(f"size is {value!r}: expected a number of bytes, such as 5 << 30 for 5 GiB")
 
 
 @frozen
@@ -121,7 +121,7 @@ class DiskStore:
         body, digest = data[:-_DIGEST], data[-_DIGEST:]
         if hashlib.sha256(body).digest() == digest:
             return body
-        warn(f"the entry {key} of the engine cache {self.folder} was altered; it is dropped", ArtifactWarning)
+        warn(f"engine cache {self.folder}: entry {key} was altered; it is deleted, not used", ArtifactWarning)
         self.delete(key)
         return None
 
@@ -138,7 +138,7 @@ class DiskStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            warn(f"the engine cache {self.folder} cannot be read: {error}", ArtifactWarning)
+            warn(f"the engine cache {self.folder} cannot be read, so it is not used: {error}", ArtifactWarning)
             return None
         return file, os.fstat(file.fileno()).st_size - _DIGEST
 
@@ -147,8 +147,8 @@ class DiskStore:
         path, views = self._path(key), [memoryview(part) for part in parts]
         size = sum(view.nbytes for view in views) + _DIGEST
         if size > self.size:
-            limit = f"the cache {self.folder} holds {self.size} (engine_cache_size)"
-            warn(f"an engine of {size} bytes is not saved: {limit}", ArtifactWarning)
+            limit = f"the cache {self.folder} is limited to {self.size} bytes; raise engine_cache_size"
+            warn(f"an engine of {size} bytes is not cached: {limit}", ArtifactWarning)
             return
         try:
             make_private(self.folder)
@@ -162,7 +162,7 @@ class DiskStore:
                 file.write(sha256.digest())
             self._evict(path)
         except OSError as error:
-            warn(f"an engine cannot be saved to {self.folder}: {error}", ArtifactWarning)
+            warn(f"an engine cannot be saved to the engine cache {self.folder}: {error}", ArtifactWarning)
 
     def delete(self, key: str) -> None:
         """Delete an entry if possible; if not, the next save replaces it."""
@@ -179,7 +179,7 @@ class DiskStore:
 
     def _path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
-            raise ValueError(f"{key[:80]!r} is not a key: use letters, digits, - and _")
+            raise ValueError(f"{key[:80]!r} is not a key of an engine cache: use only letters, digits, - and _")
         return self.folder / f"{key}{SUFFIX}"
 
     @contextmanager
@@ -193,7 +193,7 @@ class DiskStore:
             lock.acquire()
         except (OSError, NotImplementedError) as error:
             why = f"the engine cache {self.folder} cannot be locked ({error})"
-            warn(f"{why}: an engine may be built twice", ArtifactWarning)
+            warn(f"{why}: two processes may build the same engine", ArtifactWarning)
             yield
             return
         try:
@@ -250,8 +250,8 @@ class FsspecStore:
         try:
             system, root = url_to_fs(self.url, **self.options)
         except ValueError as error:
-            known = "fsspec.available_protocols() lists those that are installed"
-            raise ValueError(f"an engine cache cannot be at {self.url}: {error}; {known}") from None
+            known = "fsspec.available_protocols() lists the installed protocols"
+            raise ValueError(f"fsspec cannot open {self.url} as an engine cache: {error}; {known}") from None
         object.__setattr__(self, "_system", system)
         object.__setattr__(self, "_root", root.rstrip("/"))
 

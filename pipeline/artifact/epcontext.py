@@ -38,7 +38,7 @@ OPSET: Final = 21
 def save_in_format(compiled: Compiled, path: StrPath, weights: StrPath, format: str) -> None:
     """Save a program as ``.trtp`` or for ONNX Runtime, according to ``format``; see `Compiled.save`."""
     if format not in get_args(Format):
-        raise ValueError(f"format is one of {', '.join(map(repr, get_args(Format)))}, not {format!r}")
+        raise ValueError(f"format is {format!r}: expected {' or '.join(map(repr, get_args(Format)))}")
     (save_epcontext if format == "epcontext" else save)(compiled, path, weights)
 
 
@@ -47,13 +47,13 @@ def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) ->
     TensorRT version that built the plan can load it. ``plan``: ``"inside"`` the ONNX file (at most 2 GiB), or the path
     of a separate file in the same folder or below."""
     if reason := next(filter(None, _export_obstacles(compiled)), ""):
-        hint = "save it as .trtp, which `pipeline.load` and `pipeline serve-config` take"
-        raise ArtifactError(f"the program cannot be an EPContext node: {reason}", hint)
+        hint = "save the program without format=; `pipeline.load` and `pipeline serve-config` read that file"
+        raise ArtifactError(f"the program cannot be saved as an EPContext node of ONNX: {reason}", hint)
     target, inside = Path(path), os.fspath(plan) == INSIDE
     content = memoryview(compiled.engines[0].checked_plan())
     if inside and content.nbytes > LARGEST:
-        why = f"the plan has {content.nbytes} bytes, and an ONNX file at most 2 GiB"
-        raise ArtifactError(why, "pass a file for the plan: weights='model.plan'")
+        why = f"the engine plan has {content.nbytes} bytes, and an ONNX file can have at most 2 GiB"
+        raise ArtifactError(why, "save the plan in a separate file: weights='model.plan'")
     held = bytes(content) if inside else _relative_plan_path(Path(plan), target).encode()
     message = _onnx_model(compiled, target.stem, held, embed_plan=inside)
     if not inside:
@@ -67,7 +67,7 @@ def _export_obstacles(compiled: Compiled) -> Iterator[str]:
     """Yield the reasons why a program cannot be an ONNX file: it must be a single engine from tensors to tensors."""
     program, partitioned = compiled.program, compiled.partitioned
     if program.buffers:
-        yield f"it mutates the buffer {next(iter(program.buffers.values()))}, and a session has no state"
+        yield f"it updates the buffer {next(iter(program.buffers.values()))}, and a session keeps no state"
     for output in program.outputs:
         if output.kind != "user":
             yield f"a call also has to write or check {output.target or output.name} ({output.kind})"
@@ -85,9 +85,9 @@ def _export_obstacles(compiled: Compiled) -> Iterator[str]:
 def _port_obstacle(port: Port) -> str:
     """Return why ONNX Runtime cannot accept this value as an input or return it as an output; empty if it can."""
     if port.kind != "tensor":
-        return f"{port.name} is a number, and a session takes and returns tensors"
+        return f"{port.name} is a number, and a session takes and returns only tensors"
     if (dtype := _port_dtype(port)) not in ELEMENTS:
-        return f"{port.name} is {dtype_name(dtype)}, a dtype that the provider does not take"
+        return f"{port.name} is {dtype_name(dtype)}, which ONNX Runtime's provider does not support"
     return "" if port.layout == torch.strided else f"{port.name} is {port.layout}, expected a strided tensor"
 
 
@@ -102,25 +102,25 @@ def _output_obstacles(compiled: Compiled) -> Iterator[str]:
         if output.value not in computed:
             yield f"the output {name} is an input or a constant, which no engine computes"
         elif (other := names.setdefault(output.value, name)) != name:
-            yield f"the outputs {other} and {name} are one tensor"
+            yield f"the outputs {other} and {name} are the same tensor"
 
 
 def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
     """Yield the properties of the engine that an ONNX file cannot express: in weights, names, inputs or profiles."""
     engine, network = compiled.engines[0], compiled.networks[0]
     if engine.stripped:
-        yield "its plan has no weights (strip_engine_weights), and the provider has none to add"
+        yield "its plan was built without weights (strip_engine_weights=True)"
     if engine.bindings:
         ours, theirs = next(iter(engine.bindings.items()))
         yield f"its plan, which may be from the engine cache, has {ours} under the name {theirs!r}"
     if len(network.profiles) > 1:
-        yield f"it has {len(network.profiles)} profiles, of which the provider uses the first alone"
+        yield f"it has {len(network.profiles)} profiles, and ONNX Runtime's provider uses only the first"
     ports = {port.name: port for port in (*inputs_of(compiled.program), *_output_ports(compiled))}
     for tensor in (*network.inputs, *network.outputs):
         if (port := ports.get(tensor.name)) is None:
-            yield f"its engine reads {tensor.name}, which no caller passes"
+            yield f"its engine reads {tensor.name}, which is not an input of the model"
         elif str(port.dtype).removeprefix("torch.") != tensor.dtype:
-            yield f"its engine has {tensor.name} as {tensor.dtype}, and the model as {port.dtype}"
+            yield f"{tensor.name} is {tensor.dtype} in the engine, but {port.dtype} in the model"
 
 
 def _result_outputs(compiled: Compiled) -> Iterator[tuple[str, Output]]:
@@ -172,10 +172,10 @@ def _relative_plan_path(plan: Path, model: Path) -> str:
     """Return a plan's path relative to the folder of the ONNX file, as the provider finds it."""
     file, place = (Path(os.path.normpath(path.absolute())) for path in (model, plan))
     if place == file:
-        raise ArtifactError(f"{plan} is the ONNX file itself", 'pass another name, or "inside"')
+        raise ArtifactError(f"weights={str(plan)!r} is the ONNX file itself", 'pass another file, or weights="inside"')
     if plan.name.lower() in ("none", ""):
-        raise ArtifactError(f"weights={str(plan)!r} is not a path for a plan", 'pass "inside", or the path of a file')
+        raise ArtifactError(f"weights={str(plan)!r} is not a file name", 'pass "inside", or a name as "model.plan"')
     if not place.is_relative_to(file.parent):
-        hint = "the provider reads files in it alone: save the plan there"
-        raise ArtifactError(f"the plan {plan} is outside the folder of {model}", hint)
+        hint = "save the plan in that folder: ONNX Runtime reads no plans from other folders"
+        raise ArtifactError(f"the engine plan {plan} is outside the folder of the ONNX file {model}", hint)
     return place.relative_to(file.parent).as_posix()

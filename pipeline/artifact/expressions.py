@@ -58,7 +58,7 @@ def to_json(expr: Any) -> JsonData:
         return atom(expr)
     name = type(expr).__name__
     if FUNCTIONS.get(name) is not type(expr):
-        raise ArtifactError(f"the size {expr} cannot be saved: it has the function {name}")
+        raise ArtifactError(f"the symbolic size {expr} cannot be saved: files have no function {name}")
     args = list(map(to_json, expr.args))
     return [name if expr.func(*expr.args) == expr else f"{name}!", *args]
 
@@ -96,13 +96,13 @@ def _expression_from_json(data: JsonData) -> Any:
     try:
         return sympy.Rational(*args) if head == "Rational" else FUNCTIONS[head.removesuffix("!")](*args, evaluate=False)
     except (TypeError, ValueError, ArithmeticError, AttributeError, AssertionError) as error:
-        raise ArtifactError(f"{str(data)[:80]} is not an expression: {type(error).__name__}") from None
+        raise ArtifactError(f"{str(data)[:80]} is not an expression for a size: {type(error).__name__}") from None
 
 
 @lru_cache(1024)
 def _read_symbol(name: str = "", *assumed: str) -> sympy.Symbol:
     if not NAME.fullmatch(name) or not {*assumed} <= {*ASSUMPTIONS}:
-        raise ArtifactError(f"{name[:80]!r} is not a symbol")
+        raise ArtifactError(f"{name[:80]!r} is not a symbol of a size such as s0")
     return sympy.Symbol(name, **dict.fromkeys(assumed, True))
 
 
@@ -120,9 +120,9 @@ class _BitBound:
                 raise ArtifactError(f"{str(data)[:40]} is too large for a size")
             return math.frexp(data)[1]
         if not isinstance(data, list) or not data or not isinstance(data[0], str):
-            raise ArtifactError(f"{str(data)[:80]} is not an expression")
+            raise ArtifactError(f"{str(data)[:80]} is not an expression for a size")
         if not depth or self.nodes > MOST_NODES:
-            raise ArtifactError(f"an expression has more than {MOST_NODES} parts, or {MOST_DEPTH} levels")
+            raise ArtifactError(f"the expression for a size has more than {MOST_NODES} parts, or {MOST_DEPTH} levels")
         head, *rest = data
         if head == "Symbol":
             _read_symbol(*rest) if all(type(part) is str for part in rest) else _read_symbol()
@@ -130,7 +130,7 @@ class _BitBound:
         bits = [self.bound(part, depth - 1) for part in rest]
         found = self.bound_function(head.removesuffix("!"), rest, bits)
         if found > MOST_BITS:
-            raise ArtifactError(f"a value in the size {str(data)[:80]} can have more than {MOST_BITS} bits")
+            raise ArtifactError(f"computing the size {str(data)[:80]} can need a number of more than {MOST_BITS} bits")
         return found
 
     def bound_function(self, head: str, args: list[JsonData], bits: list[float]) -> float:
@@ -139,9 +139,9 @@ class _BitBound:
             return max(bits)
         is_small = bool(args) and type(args[-1]) is int and abs(args[-1]) <= 64
         if head not in FUNCTIONS or (head == "RoundDecimal" and not is_small):
-            raise ArtifactError(f"{str([head, *args])[:80]} is not an expression")
+            raise ArtifactError(f"{str([head, *args])[:80]} is not an expression for a size")
         if head in DIVISIONS and any(arg == 0 and type(arg) is not bool for arg in args[1:]):
-            raise ArtifactError(f"{str([head, *args])[:80]} divides by 0")
+            raise ArtifactError(f"the expression {str([head, *args])[:80]} for a size divides by 0")
         if head in POWERS and len(args) == 2:
             largest = abs(args[1]) if isinstance(args[1], (int, float)) else 2.0 ** min(bits[1], 64)
             if _has_symbol(args[1]):  # `pipeline.aten.calls.checked_power` checks it at run time

@@ -73,7 +73,7 @@ def save_graph(
         elif isinstance(value, torch.Tensor):
             held[target] = tensors.add(path, value)
         else:
-            raise ArtifactError(f"{path} cannot be saved: it is {kind_of(value)}")
+            raise ArtifactError(f"{path} cannot be saved: it is {kind_of(value)}, not a tensor or a graph")
     return SavedGraph(rows, tuple(graphs.items()), tuple(held.items()))
 
 
@@ -86,7 +86,7 @@ def _save_node(node: torch.fx.Node, *, calls: bool) -> SavedNode:
         if calls and (why := op_names.refusal_reason(op_names.find_callable(target))):
             raise ArtifactError(f"node {node.name} cannot be saved: {target} {why}")
     elif node.op not in ("placeholder", "get_attr", "output"):
-        raise ArtifactError(f"node {node.name} cannot be saved: it is a {node.op}")
+        raise ArtifactError(f"node {node.name} cannot be saved: it is a {node.op} node, not a call_function node")
     value = value_to_json(node.meta.get("val")) if "val" in node.meta else None
     library = op_names.defining_library(node.target) if calls else ""
     args, kwargs = write(node.args), write(dict(node.kwargs))
@@ -136,7 +136,7 @@ class LoadedGraph(torch.fx.GraphModule):
 
     def forward(self, *args: object, **kwargs: object) -> Argument:
         """Raise an error: `pipeline.aten.interpreter` runs the nodes instead."""
-        raise ArtifactError("the graph of a loaded program does not run: call program.module()")
+        raise ArtifactError("the graph of a loaded program cannot be called: call compiled.module()(…) instead")
 
 
 @frozen
@@ -183,10 +183,10 @@ def _argument_mismatch(schema: Sequence[Argument], count: int, kwargs: Mapping[s
     """Return why an operator does not accept ``count`` positional arguments and these keywords; empty if it does."""
     positional = [argument for argument in schema if not argument.kwarg_only]
     if count > len(positional) or any(argument.name in kwargs for argument in positional[:count]):
-        return f"takes {len(positional)} arguments, and is given more"
+        return f"takes {len(positional)} arguments, but is called with more"
     given = {*kwargs, *(argument.name for argument in positional[:count])}
     missing = [a.name for a in schema if a.name not in given and not a.has_default_value()]
-    return f"needs its argument {missing[0]!r}" if missing else ""
+    return f"is called without its argument {missing[0]!r}" if missing else ""
 
 
 class NodeBuilder:
@@ -200,9 +200,9 @@ class NodeBuilder:
     def add(self, row: SavedNode) -> None:
         args, kwargs = json_values.from_json(row.args), json_values.from_json(row.kwargs)
         if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not all(type(name) is str for name in kwargs):
-            raise MalformedError("its arguments are not a tuple and a dict with names")
+            raise MalformedError("the args of a node are not a tuple, or its kwargs are not a dict with str keys")
         if row.name in self.env or not row.name.isidentifier():
-            raise MalformedError("its name is taken, or is not an identifier")
+            raise MalformedError(f"the node name {row.name[:60]!r} is used twice, or is not an identifier")
         args, kwargs = map_aggregate(args, self.resolve_name), map_aggregate(kwargs, self.resolve_name)
         if row.op == "call_function":
             target = self.find_function(row, args, kwargs)
@@ -219,7 +219,7 @@ class NodeBuilder:
         if not isinstance(value, NodeName):
             return value
         if value.name not in self.env:
-            raise MalformedError(f"it reads {value.name[:60]!r}, which is not defined before it")
+            raise MalformedError(f"a node reads {value.name[:60]!r}, which no earlier node computes")
         return self.env[value.name]
 
     def check_without_call(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> None:
@@ -230,9 +230,9 @@ class NodeBuilder:
             "output": len(args) == 1,
         }
         if row.op not in fits:
-            raise MalformedError(f"{row.op[:40]!r} is not a kind of node")
+            raise MalformedError(f"a node has the op {row.op[:40]!r}, which torch.fx does not have")
         if kwargs or not fits[row.op]:
-            raise MalformedError(f"{row.target[:60]!r} does not exist, or has arguments that a {row.op} does not take")
+            raise MalformedError(f"the {row.op} node {row.target[:60]!r} has a missing target or extra arguments")
 
     def find_function(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> Argument:
         """Return the function that a node calls; for a node in an engine, only the function's name."""
@@ -245,11 +245,11 @@ class NodeBuilder:
         if schema is not None and (why := _argument_mismatch(schema, len(args), kwargs)):
             raise MalformedError(f"{row.target} {why}")
         if (size := filled_bytes(target, args, kwargs)) > (most := self.reader.most):
-            raise MalformedError(f"it fills {size} bytes, and its file declares at most {most} for a tensor")
+            raise MalformedError(f"a node creates {size} bytes, and the file declares tensors of at most {most} bytes")
         if isinstance(target, HigherOrderOperator):
             count = op_names.GRAPHS[target.name()]
             given = args[1:] if target.name() == "cond" else args
             nodes = [value for value in given[:count] if isinstance(value, torch.fx.Node) and value.op == "get_attr"]
             if len(given) <= count or len(nodes) < count or any(node.target not in self.graphs for node in nodes):
-                raise MalformedError(f"{row.target} takes {count} graphs of the file")
+                raise MalformedError(f"a call of {row.target} needs {count} graphs of the file as arguments")
         return target

@@ -38,10 +38,10 @@ def inspect(path: str | os.PathLike[str]) -> Description:
             reader.verify(name, digest)
         sizes = {name: entry.size for name, entry in reader.entries.items()}
         if unlisted := sizes.keys() - {*manifest.entries, MANIFEST}:
-            raise reader.damage_error(f"the manifest does not list the entry {min(unlisted)}")
+            raise reader.damage_error(f"it has the entry {min(unlisted)}, which its manifest does not list")
         large = [*(engine.entry for engine in manifest.engines), *[KERNELS] * bool(manifest.kernels)]
         if lacking := [name for name in large if name not in sizes]:
-            raise reader.damage_error(f"the entry {lacking[0]} is missing")
+            raise reader.damage_error(f"the file has no entry {lacking[0]}")
         return Description(os.fspath(path), reader.size, manifest, sizes, reader.manifest.decode())
 
 

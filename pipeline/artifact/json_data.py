@@ -50,13 +50,13 @@ def decode_json(data: bytes) -> JsonData:
 
 
 def _refuse_number(text: str) -> NoReturn:
-    raise ArtifactError(f"has the number {text}, which JSON lacks")
+    raise ArtifactError(f"has the number {text}, which is not valid in JSON")
 
 
 def _check_text(text: str) -> None:
     """Raise an error if JSON text has a control character or a lone surrogate."""
     if found := _CONTROL.search(text):
-        raise ArtifactError(f"has the control character {found.group()!r} in a text")
+        raise ArtifactError(f"has the control character {found.group()!r} in a string")
     first = 0
     for found in _ESCAPE.finditer(text):
         code = int(found.group(1), 16) if found.group(1) else {"b": 8, "f": 12, "r": 13}.get(found.group(2), 32)
@@ -66,4 +66,4 @@ def _check_text(text: str) -> None:
         if first and text[found.end() : found.end() + 2] != "\\u":
             raise ArtifactError("has a lone surrogate in a text")
         if _CONTROL.match(chr(code)):
-            raise ArtifactError(f"has the control character {chr(code)!r} in a text")
+            raise ArtifactError(f"has the control character {chr(code)!r} in a string")

@@ -59,7 +59,7 @@ def torch_attribute(attribute_type: type, name: object) -> Any:
     """Return torch's attribute of this name, if it has this type: ``torch.float32`` for ``float32``."""
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, attribute_type):
-        raise MalformedError(f"{str(name)[:40]!r} is not a {attribute_type.__name__} of torch")
+        raise MalformedError(f"torch has no {attribute_type.__name__} named {str(name)[:40]!r}")
     return found
 
 
@@ -67,7 +67,7 @@ def _read_device(data: JsonData) -> torch.device:
     try:
         return torch.device(data if isinstance(data, str) else "")
     except RuntimeError:
-        raise MalformedError(f"{str(data)[:40]!r} is not a device") from None
+        raise MalformedError(f"{str(data)[:40]!r} is not a device of torch, such as cuda:0") from None
 
 
 def _read_list(data: JsonData, count: int | None = None) -> list[JsonData]:
@@ -93,7 +93,7 @@ def _read_constant(data: JsonData) -> Constant:
 
 def _as_list(data: JsonData, count: int) -> list[JsonData]:
     if not isinstance(data, list) or len(data) != count:
-        raise MalformedError(f"expected {count} parts, not {str(data)[:60]!r}")
+        raise MalformedError(f"expected a list of {count} elements, not {str(data)[:60]!r}")
     return data
 
 
@@ -102,7 +102,7 @@ def _read_dict(data: JsonData) -> dict[Any, Any]:
     try:
         return {from_json(key): from_json(value) for key, value in rows}
     except TypeError:
-        raise MalformedError("a key of a dict is unhashable") from None
+        raise MalformedError("a dict has a key that is not hashable") from None
 
 
 def _as_str(data: JsonData) -> str:
@@ -157,7 +157,7 @@ def _find_writer(kind: type) -> tuple[str, Callable[[object], JsonData]]:
     for kinds, name, write, _ in _JSON_KINDS:
         if issubclass(kind, kinds):
             return name, write
-    raise ArtifactError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be saved")
+    raise ArtifactError(f"a saved program cannot have a value of type {kind.__module__}.{kind.__qualname__}")
 
 
 def from_json(data: JsonData) -> Any:
@@ -167,5 +167,5 @@ def from_json(data: JsonData) -> Any:
     if not isinstance(data, dict):
         return data
     if len(data) != 1 or (name := next(iter(data))) not in _READ:
-        raise MalformedError(f"{str(data)[:60]!r} is not a value")
+        raise MalformedError(f"{str(data)[:60]!r} is not a value that a saved program can have")
     return _READ[name](data[name])

@@ -67,9 +67,9 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     given = to_path(path, "pipeline.load")
     place = given / FOLDER if given.is_dir() else given
     if not given.exists():
-        raise FileNotFoundError(errno.ENOENT, "there is no such file; compiled.save(path) writes one", str(path))
+        raise FileNotFoundError(errno.ENOENT, "there is no such file; create one with compiled.save(path)", str(path))
     if place != given and not place.exists():
-        raise ArtifactError(f"{path} cannot be read: it is a folder without {FOLDER}", "pass the file that save wrote")
+        raise ArtifactError(f"the folder {path} has no file {FOLDER}", "pass a path that compiled.save(path) wrote")
     compiled = load_program(place, operators)
     with open_program_file(place) as file:
         record = read_manifest(ContainerReader(file, str(place))).generation
@@ -79,8 +79,8 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     library = str(data.get("library"))
     found = [each.load() for each in entry_points(group="pipeline.saved", name=library)]
     if not found:
-        why = f"{place} is a language model of {library[:40]}, which no entry point restores"
-        raise ArtifactError(why, "pip install . in the checkout of pipeline adds its entry points")
+        why = f"{place} is a language model of {library[:40]}, and no installed entry point of pipeline.saved loads it"
+        raise ArtifactError(why, "install pipeline again (pip install . in its checkout)")
     with report_altered_file(str(place)):
         made: Compiled = found[0](compiled, data, lambda n: load_program(place.with_name(Path(n).name), operators))
     return made
@@ -89,10 +89,10 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
 def load_program(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compiled:
     """Load a program as `load` does, but a language model as its decoder's program; warn if there is no GPU."""
     if isinstance(operators, str):
-        raise TypeError(f'operators={operators!r} is not a set of namespaces: pass {{"{operators}"}}')
+        raise TypeError(f'operators is a str: expected a set of operator namespaces: pass {{"{operators}"}}')
     compiled = load_silently(path, frozenset(operators))
     if not has_gpu():
-        warn(f"no GPU here: {path} runs on the CPU reference executor", ArtifactWarning)
+        warn(f"no GPU was found: {path} runs on the CPU, in the slow reference executor", ArtifactWarning)
     return compiled
 
 
@@ -162,7 +162,7 @@ class Loader:
         except MalformedError as error:
             raise self.reader.damage_error(error.message) from None
         except RecursionError:
-            raise self.reader.damage_error("it is nested too deeply") from None
+            raise self.reader.damage_error("its JSON data is nested too deeply") from None
         _check_parts(compiled, self.reader)
         return compiled
 
@@ -174,8 +174,8 @@ class Loader:
             read_part("a weight's recipe", lambda name: op_names.allowed_operator(name, self.libraries), target)
         size = largest_constant(recipes, {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()})
         if size > self.most:
-            limit = f"its file declares at most {self.most} for a tensor"
-            raise MalformedError(f"a weight's recipe computes {size} bytes, and {limit}")
+            limit = f"the file declares tensors of at most {self.most} bytes"
+            raise MalformedError(f"computing a weight creates a tensor of {size} bytes, and {limit}")
 
     def read_entry(self, name: str, record_type: type[T]) -> T:
         data = self.reader.read(name, self.expected_digest(name))
@@ -190,7 +190,7 @@ class Loader:
     def expected_digest(self, name: str) -> str:
         """Return the SHA-256 that the manifest states for an entry of the file."""
         if name not in self.manifest.entries:
-            raise self.reader.damage_error(f"the manifest does not list the entry {name[:80]}")
+            raise self.reader.damage_error(f"its manifest does not list the entry {name[:80]}")
         return self.manifest.entries[name]
 
     def engines(self) -> tuple[Engine, ...]:
@@ -226,7 +226,7 @@ class Loader:
         if kept.file and beside.is_file():
             with open_program_file(beside) as file:
                 if (shared := SharedFile(file)).size != kept.size or shared.digest(0, kept.size) != kept.sha256:
-                    raise ArtifactError(f"{beside} does not have the weights of {self.path}", "save them again")
+                    raise ArtifactError(f"{beside} has other weights than those saved for {self.path}", "save again")
                 same = lambda again: SharedFile(again).digest(0, kept.size) == kept.sha256  # noqa: E731
                 self.opened = (*self.opened, _keep_open(file, beside, same))
                 return self.map_tensors(file, 0, kept.size)
@@ -277,7 +277,7 @@ class Loader:
         """Build one graph from the nodes of all entries, in the order of the manifest."""
         rows = {row.name: row for segment in self.segments for row in segment.nodes}
         if len(rows) != len(self.manifest.nodes) or rows.keys() != {*self.manifest.nodes}:
-            raise MalformedError("the nodes of the graph are not those that the manifest lists")
+            raise MalformedError("the graph has other nodes than those that the manifest lists")
         inner = {path: each for segment in self.segments for path, each in segment.graphs}
         tensors = {path: each for segment in self.segments for path, each in segment.tensors}
         ordered = tuple(rows[name] for name in self.manifest.nodes)
@@ -353,5 +353,5 @@ def report_altered_file(name: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:
-        why = f"its parts do not fit each other ({type(error).__name__}: {error})"
+        why = f"its entries contradict each other ({type(error).__name__}: {error})"
         raise ArtifactError(f"{name} is truncated or was altered: {why}", "copy or save the file again") from None

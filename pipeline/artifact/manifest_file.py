@@ -22,20 +22,20 @@ def open_program_file(path: Path) -> BinaryIO:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror}", "pass the file that save wrote") from None
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}", "pass a file of compiled.save") from None
 
 
 def read_manifest(reader: ContainerReader) -> Manifest:
     """Read the manifest of an open file; raise an `ArtifactError` if it is malformed or from a newer version."""
     data = decode_entry(reader, reader.manifest, "manifest.json")
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ArtifactError(f"{reader.name} is not a saved program", "compiled.save(path) writes one")
+        raise ArtifactError(f"{reader.name} is not a saved program", "pass a file that compiled.save(path) wrote")
     schema = data.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         by = data.get("versions")
         who = f" by pipeline {by['pipeline']}" if isinstance(by, dict) and isinstance(by.get("pipeline"), str) else ""
-        why = f"has the format {str(schema)[:20]}, written{who}; this version reads formats up to {SCHEMA}"
-        raise ArtifactError(f"{reader.name} {why}", "update pipeline, or save the program with this version")
+        why = f"has the file format {str(schema)[:20]}, written{who}; this pipeline reads formats up to {SCHEMA}"
+        raise ArtifactError(f"{reader.name} {why}", "update pipeline, or compile and save the model with this version")
     found = read_record(reader, data, Manifest, "manifest.json")
     try:
         check_manifest(found)
@@ -60,4 +60,4 @@ def read_record(reader: ContainerReader, data: object, record_type: type[T], nam
     except ArtifactError as error:
         raise reader.damage_error(f"entry {name}: {error.message}") from None
     except RecursionError:
-        raise reader.damage_error(f"entry {name} is nested too deeply") from None
+        raise reader.damage_error(f"the JSON data of entry {name} is nested too deeply") from None

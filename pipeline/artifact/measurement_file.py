@@ -33,7 +33,7 @@ BYTES: Final = 16 << 20
 
 def _check_milliseconds(_: object, field: object, value: Any) -> None:
     if value is not None and not 0 <= value < math.inf:
-        raise ValueError(f"{value} is not a time: expected milliseconds, at least 0")
+        raise ValueError(f"{value} is not a duration: expected a number of milliseconds, at least 0")
 
 
 @frozen
@@ -82,7 +82,7 @@ class MeasurementFile:
         rows = [row for row in self._read_rows() or () if row.gpu_and_versions[2:] == (LIBRARY, torch_release())]
         rows = [r for r in rows if (r.gpu == name if here else not targets or {r.capability} == {*targets})]
         if len({row.gpu for row in rows}) > 1:
-            log.warning("%s has measurements of several other kinds of GPU: none is used", self.path)
+            log.warning("%s has measurements of several GPU models that fit the target: none is used", self.path)
             return {}
         return {row.key: (row.engine_ms, row.torch_ms) for row in reversed(rows)}  # the first row of a key decides
 
@@ -102,7 +102,7 @@ class MeasurementFile:
                 with replace_file(self.path, mode=MODE if self.given is None else 0o666) as file:
                     file.write(encode_json(codec.to_json(table, MeasurementTable)))
         except OSError as error:
-            log.warning("the measurements cannot be saved to %s: %s", self.path, error)
+            log.warning("the measured times of engines and PyTorch cannot be saved to %s: %s", self.path, error)
 
     def _read_rows(self) -> tuple[MeasurementRow, ...] | None:
         """Return the rows of the file: empty if there is no file, None if it cannot be read."""
@@ -110,15 +110,15 @@ class MeasurementFile:
             with open_private(self.path) if self.given is None else self.path.open("rb") as file:
                 data = file.read(BYTES + 1)
             if len(data) > BYTES:
-                raise ArtifactError(f"has more than {BYTES} bytes")
+                raise ArtifactError(f"it has more than {BYTES} bytes")
             table: MeasurementTable = codec.from_json(decode_json(data), MeasurementTable)
             if table.schema != 1:
-                raise ArtifactError(f"has the schema {table.schema}, and this version reads 1")
+                raise ArtifactError(f"it has the schema {table.schema}, and this version of pipeline reads schema 1")
             return table.rows
         except FileNotFoundError:
             return ()
         except (OSError, ArtifactError) as error:
-            log.warning("%s is not a file of measurements (%s): delete it, or name another one", self.path, error)
+            log.warning("%s is not a file of measurements (%s): delete it, or pass another path", self.path, error)
             return None
 
 

@@ -35,7 +35,7 @@ class OperatorName:
         return self.name
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        raise ArtifactError(f"{self.name} runs in an engine of this program; only its name was saved")
+        raise ArtifactError(f"{self.name} cannot be called: only its name was saved, since it runs in an engine")
 
     @property
     def __name__(self) -> str:
@@ -80,11 +80,11 @@ def allowed_operator(name: str, libraries: Collection[str] | None = (), library:
     """
     target, space = find_callable(name), name.partition(".")[0]
     if target is None:
-        hint = f"import {library or space[:60]}, which defines it, before loading" if space not in SPACES else ""
-        raise MissingOperatorError(f"this process has no operator {name[:80]}", hint)
+        hint = f"import {library or space[:60]}, which defines it, before pipeline.load" if space not in SPACES else ""
+        raise MissingOperatorError(f"the file calls {name[:80]}, an operator that this process does not have", hint)
     if why := refusal_reason(target, libraries):
         if space in SPACES or not isinstance(target, OpOverload):
-            raise MalformedError(f"it calls {name[:80]}, which {why}")
+            raise MalformedError(f"the file calls {name[:80]}, which {why}")
         hint = f"if you trust the file, load it with operators={{{space!r}}} (--allow-operators {space})"
         raise MissingOperatorError(f"the operator {name[:80]} {why}", hint)
     return target

@@ -60,7 +60,7 @@ class OperatorCall:
     def __call__(self, module: ProgramModule, args: tuple[Leaf, ...], kwargs: Mapping[str, Leaf]) -> Leaf:
         """Call the operator, and convert its results to the model's output structure."""
         if self.refusal:
-            raise ExecutionError(self.refusal, "call the module outside of the traced function")
+            raise ExecutionError(self.refusal, "call the compiled module outside of the function that is traced")
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "tensor"]
         sizes = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "symint"]
@@ -78,12 +78,12 @@ def _trace_obstacle(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str
     """Return why a traced graph cannot call a program (it must know all mutations); empty if it can."""
     if program.buffers:
         name = next(iter(program.buffers.values()))
-        return f"the compiled program updates {name}, which a graph around it cannot express"
+        return f"the compiled program updates its buffer {name}, and an outer graph cannot contain such a call"
     if any(o.kind == "input" for o in program.outputs):
-        return "the compiled program writes to its inputs, which a graph around it cannot express"
+        return "the compiled program writes to its inputs, and an outer graph cannot contain such a call"
     users = (o for o in program.outputs if o.kind == "user")
     numbers = [o.name for o, (is_tensor, _) in zip(users, plain, strict=True) if not is_tensor and not o.constant]
-    return f"the compiled program returns {numbers[0]}, a number that varies" if numbers else ""
+    return f"the compiled program returns {numbers[0]}, a dynamic number" if numbers else ""
 
 
 def _tensor_or_constant(values: Mapping[str, Argument], output: Output) -> tuple[bool, Leaf]:
@@ -110,8 +110,8 @@ def _to_bytes(call: OperatorCall) -> torch.Tensor:
     """Save the called program as a tensor of bytes, for an exported graph that another process loads."""
     compiled = call.compiled()
     if compiled is None:
-        hint = "hold the Compiled that pipeline.default() or pipeline.load returned until torch.export is done"
-        raise ArtifactError("an export needs the compiled program of the module, which was deleted", hint)
+        hint = "keep a reference to the result of pipeline.default()(…) or pipeline.load until torch.export returns"
+        raise ArtifactError("torch.export has to save the compiled program of a module, which was deleted", hint)
     with _disable_current_modes(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.trtp"
         save(compiled, path)
@@ -141,8 +141,8 @@ def _module_of_key(program: torch.Tensor | None, key: str) -> CompiledModule:
     if (known := _MODULES.get(key)) is not None:
         return known
     if program is None:
-        hint = "keep compiled.module() alive; to use a graph in another process, export it with strict=False"
-        raise ExecutionError("the compiled module that the graph calls was deleted", hint)
+        hint = "keep a reference to compiled.module(); to use the graph in another process, export it with strict=False"
+        raise ExecutionError("the graph calls a compiled module that was deleted", hint)
     storage = program.untyped_storage()
     if storage not in _LOADED:
         _LOADED[storage] = _load_bytes(program).module()

@@ -51,7 +51,7 @@ class Record:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name not in (*self._shape.names, *self._shape.absent):
-            raise AttributeError(f"{self._shape.cls} has no {name!r}, only {', '.join(self._shape.names)}")
+            raise AttributeError(f"{self._shape.cls} has no field {name!r}, only {', '.join(self._shape.names)}")
         return self._values[self._shape.names.index(name)] if name in self._shape.names else None
 
     def __getitem__(self, key: Any) -> Any:
@@ -87,7 +87,7 @@ class Record:
         return self[key] if key in self._shape.names else default
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a record of {self._shape.cls} is read only")
+        raise AttributeError(f"{name!r} cannot be set: a loaded program's {self._shape.cls} is read-only")
 
     def __reduce__(self) -> Any:
         return Record, (self._shape, self._values)
@@ -116,7 +116,7 @@ def to_json(spec: Spec) -> JsonData:
     if spec.type is defaultdict:
         factory, keys = spec.context
         if factory is not None and FACTORIES.get(factory.__name__) is not factory:
-            raise ArtifactError(f"a defaultdict of {factory!r} cannot be saved")
+            raise ArtifactError(f"a defaultdict with the default factory {factory!r} cannot be saved: pass a dict")
         context = [getattr(factory, "__name__", None), values.to_json(keys)]
         return {"type": "defaultdict", "context": context, "children": parts}
     return {"type": "class", **_class_to_json(spec), "children": parts}
@@ -128,7 +128,7 @@ def _class_to_json(spec: Spec) -> dict[str, JsonData]:
     try:
         return named | {"context": None if spec.type in (Record, namedtuple) else values.to_json(spec.context)}
     except ArtifactError as error:
-        raise ArtifactError(f"outputs or inputs of {shape.cls} cannot be saved: {error.message}") from None
+        raise ArtifactError(f"inputs or outputs of the class {shape.cls} cannot be saved: {error.message}") from None
 
 
 def _record_shape(spec: Spec) -> RecordShape:
@@ -155,14 +155,14 @@ def from_json(data: JsonData) -> Any:
     if data is None:
         return _leaf()
     if not isinstance(data, dict) or not isinstance(data.get("children"), list):
-        raise MalformedError(f"expected a structure, not {str(data)[:60]!r}")
+        raise MalformedError(f"expected a pytree structure, not {str(data)[:60]!r}")
     parts, kind = [from_json(child) for child in data["children"]], str(data.get("type"))
     if kind == "class":
         return pytree.TreeSpec(*_read_class(data, len(parts)), parts)
     if kind == "defaultdict":
         return pytree.TreeSpec(defaultdict, _read_default_context(data.get("context"), len(parts)), parts)
     if kind not in CONTAINERS:
-        raise MalformedError(f"{kind[:60]!r} is not a container")
+        raise MalformedError(f"{kind[:60]!r} is not a pytree container such as dict")
     return pytree.TreeSpec(CONTAINERS[kind], _read_context(kind, data.get("context"), len(parts)), parts)
 
 
@@ -175,7 +175,7 @@ def _read_context(kind: str, data: JsonData, count: int) -> Any:
     else:
         wrong = context is not None
     if wrong:
-        raise MalformedError(f"a {kind} of {count} elements cannot have the context {str(context)[:60]}")
+        raise MalformedError(f"a {kind} of {count} elements cannot have the pytree context {str(context)[:60]}")
     return context
 
 
@@ -189,7 +189,7 @@ def _is_key(value: object) -> bool:
 
 def _read_default_context(data: JsonData, count: int) -> Any:
     if not isinstance(data, list) or len(data) != 2 or (data[0] is not None and str(data[0]) not in FACTORIES):
-        raise MalformedError(f"{str(data)[:60]!r} is not a defaultdict")
+        raise MalformedError(f"expected a default factory and the keys of a defaultdict, not {str(data)[:60]!r}")
     return [FACTORIES.get(str(data[0])), _read_context("dict", data[1], count)]
 
 
@@ -208,9 +208,9 @@ def _read_shape(data: Mapping[str, JsonData], count: int) -> RecordShape:
     cls, kind, names, absent = (data.get(key) for key in ("class", "kind", "names", "absent"))
     lists = isinstance(names, list) and isinstance(absent, list) and all(isinstance(n, str) for n in [*names, *absent])
     if not lists or not isinstance(cls, str) or kind not in ("namedtuple", "mapping", "object"):
-        raise MalformedError(f"{str(cls)[:60]!r} is not a class")
+        raise MalformedError(f"the description of the pytree class {str(cls)[:60]!r} is malformed")
     if names and len(names) != count:
-        raise MalformedError(f"{cls[:60]} has {count} elements and {len(names)} names")
+        raise MalformedError(f"the class {cls[:60]} has {count} elements, but {len(names)} field names")
     return RecordShape(cls, kind, tuple(names or ()), tuple(absent or ()))
 
 

@@ -33,7 +33,7 @@ class UnsavedConverter:
         self.__qualname__ = self.__name__
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        raise ArtifactError("a loaded program has no converters: compile the model to convert it again")
+        raise ArtifactError("a loaded program has no converters to build engines with: compile the model again")
 
 
 @cache

@@ -57,12 +57,12 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
             by a converter without a recipe; the message names each weight, with the reason.
     """
     if not isinstance(compiled, Compiled):
-        raise TypeError(f"compiled is {kind_of(compiled)}: pass the result of pipeline.default()(model, args)")
+        raise TypeError(f"compiled is {kind_of(compiled)}: expected the result of pipeline.default()(model, args)")
     program = compiled.program
     given = unwrap_subclasses(_tensors_by_name(new_weights, program))
     wrong = missing_weights(given, new_weights, program) | _unfit_weights(given, program)
     if wrong := wrong or _differing_tied_weights(given, program):
-        raise RefitError(wrong, "names, shapes and dtypes must be those of compiled.program.parameters")
+        raise RefitError(wrong, "pass weights with the names, shapes and dtypes of compiled.program.parameters")
     parameters = FrozenDict({**program.parameters, **_copy_weights(given, program)})
     changed = _weights_computed_from(_changed_parameters(program, parameters), compiled)
     unknown = _weights_computed_from(_aliased_parameters(given, program.parameters), compiled)
@@ -92,7 +92,7 @@ def replace_weights(
         return evolve(compiled, partitioned=new, agreement=None)  # engines read the others in place
     if refits:
         return _refit_engines(compiled, new, changed)
-    log.info("the engines cannot be refitted (immutable_weights=True), and are rebuilt")
+    log.info("the engines were built with immutable_weights=True, so they are rebuilt with the new weights")
     if loaded:
         return rebuild_engines(compiled, new)
     return evolve(refit_map(build(convert(new))), healed=compiled.healed)
@@ -112,15 +112,15 @@ def with_lora(
     if isinstance(adapters, str | os.PathLike):
         adapters = read_tensor_file(Path(adapters))
     if not isinstance(adapters, Mapping):
-        due = "PEFT's state dict or its file, or a mapping from parameter to (A, B)"
-        raise TypeError(f"adapters are {due}, not {kind_of(adapters)}")
+        due = "PEFT's state dict, its file, or a mapping from parameter name to (A, B)"
+        raise TypeError(f"adapters is {kind_of(adapters)}: expected {due}")
     if not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise ValueError(f"scale is a finite number, such as lora_alpha / r, not {scale!r}")
+        raise ValueError(f"scale is {scale!r}: expected a finite number, such as lora_alpha / r")
     program = compiled.program
     base = {name: tensor for name, tensor in program.parameters.items() if not is_adapter(name)}
     found = read_adapters(adapters, base, fan_in_fan_out)
     if wrong := missing_weights({}, {}, program) | _tied_parameters(found, program):
-        raise RefitError(wrong, "adapters add to the compiled weights, each of which must be known by one name")
+        raise RefitError(wrong, "adapt a program whose weights have values; do not adapt tied weights")
     known, dtypes = {each.parameter: each for each in found}, {name: tensor.dtype for name, tensor in base.items()}
 
     def changed(recipes: Mapping[str, Recipe]) -> FrozenDict[str, Recipe]:
@@ -157,7 +157,7 @@ def _tensors_by_name(weights: Weights, program: Program) -> dict[str, torch.Tens
         known = {**weights.state_dict, **dict(weights.named_parameters()), **dict(weights.named_buffers())}
         return {**{name: weights.constants[name] for name in literals}, **known}
     if not isinstance(weights, Mapping):
-        raise TypeError(f"new_weights is {kind_of(weights)}: pass a module, an ExportedProgram or a state_dict")
+        raise TypeError(f"new_weights is {kind_of(weights)}: expected a module, an ExportedProgram or a state_dict")
     return dict(weights)
 
 
@@ -242,15 +242,15 @@ def _copy_weights(new: Mapping[str, torch.Tensor], program: Program) -> dict[str
 def _mismatch(value: object, old: torch.Tensor) -> str:
     """Return the reason why a value cannot replace the weight ``old``; empty if it can."""
     if not isinstance(value, torch.Tensor):
-        return f"it is {kind_of(value)}, expected a torch.Tensor"
+        return f"its value is {kind_of(value)}: expected a torch.Tensor"
     if is_lazy(value):
-        return "it is not initialized: it has no shape yet"
+        return "its value is an uninitialized parameter without a shape: call the new module once"
     if value.shape != old.shape or value.dtype != old.dtype:
         found, due = (f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (value, old))
-        return f"it is {found}, the engine's is {due}"
+        return f"its new value is {found}, and the engine needs {due}"
     if value.is_meta:
-        return "it is on the meta device: it has no value"
-    return "" if value.layout == old.layout else f"it is {value.layout}, the engine's is {old.layout}"
+        return "its new value is on the meta device, without data"
+    return "" if value.layout == old.layout else f"its layout is {value.layout}, and the engine needs {old.layout}"
 
 
 def _refit_engines(compiled: Compiled, partitioned: Partitioned, changed: Collection[str]) -> Compiled:

@@ -83,11 +83,11 @@ def _write_entries(writer: ContainerWriter, entries: Entries) -> None:
 
 def _check_weights_location(weights: StrPath) -> str:
     if not isinstance(weights, str | os.PathLike):
-        raise TypeError(f'weights is {kind_of(weights)}: pass "inside", "none", or the path of a file')
+        raise TypeError(f'weights is {kind_of(weights)}: expected "inside", "none", or the path of a file')
     given = os.fspath(weights)
     if given not in (INSIDE, NONE) and given.lower() in (INSIDE, NONE, ""):
         raise ArtifactError(
-            f"weights={given!r} is not a location of weights", 'pass "inside", "none", or the path of a file'
+            f"weights={given!r} is not a place for weights", 'pass "inside", "none", or the path of a file'
         )
     return given
 
@@ -113,8 +113,8 @@ def _check_present(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors; raise an error if one of them was loaded without its values."""
     if empty := [key for key, tensor in tensors.items() if tensor.is_meta]:
         raise ArtifactError(
-            f"{empty[0]} has no value: it was loaded without its weights",
-            'save with weights="none", or give all weights to pipeline.refit_module_weights first',
+            f"the weight {empty[0]} has no value, because the program was loaded without weights",
+            'save with weights="none", or pass all weights to pipeline.refit_module_weights and save its result',
         )
     return tensors
 
@@ -122,7 +122,7 @@ def _check_present(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def _save_separate_weights(path: Path, program: Path, tensors: dict[str, torch.Tensor]) -> SavedWeights:
     parts, size = tensor_file_parts(_check_present(tensors))
     if path.resolve() == program.resolve():
-        raise ArtifactError(f"{path} is the program's own file", 'weights="inside" saves them in it')
+        raise ArtifactError(f"weights={str(path)!r} is the program's own file", 'pass another file, or "inside"')
     with replace_file(path, size=lambda: size) as file, ChecksumWriter(file) as summed:
         sha256, _ = summed.write(parts, size)
     relative = os.path.relpath(path.absolute(), program.absolute().parent)
@@ -236,8 +236,8 @@ def _weight_to_save(program: Program, name: str) -> torch.Tensor:
     tensor = program.parameters[name]
     if tensor_version(tensor) != program.versions.get(name, tensor_version(tensor)):
         raise ArtifactError(
-            f"{name} changed in place after compiling, so the engines have an older value",
-            "save before changing the model, or save the result of pipeline.refit_module_weights",
+            f"the weight {name} was changed in place after compiling, and the engines have its old value",
+            "save before you change the model, or save the result of pipeline.refit_module_weights(compiled, model)",
         )
     return tensor
 

@@ -93,7 +93,7 @@ def serve_config(
     path = Path(path)
     name = re.sub(r"\W", "_", path.stem) if name is None else name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
-        raise ArtifactError(f"{name!r} is not a model's name", "use letters, digits, _, - and .")
+        raise ArtifactError(f"name is {name!r}, which Triton does not accept", "use only letters, digits, _, - and .")
     found, weights = triton_config(load(path, operators), name, batching, operators), _separate_weights(path)
     for source, target in ((path, "model.trtp"), *weights, (Path(__file__).with_name("triton_model.py"), "model.py")):
         place = Path(folder, name, "1", target)
@@ -143,7 +143,7 @@ def _result_ports(compiled: Compiled) -> Iterator[tuple[str, Port]]:
 def _triton_tensor(name: str, port: Port, batch: Range | None) -> TritonTensor:
     dtype = port.dtype or torch.int64
     if dtype not in TYPES:
-        raise ArtifactError(f"{name} is {dtype_name(dtype)}, a dtype that Triton lacks")
+        raise ArtifactError(f"the input or output {name} is {dtype_name(dtype)}, a dtype that Triton does not have")
     sizes = tuple(size if isinstance(size, int) else -1 for size in port.shape)[batch is not None :]
     return TritonTensor(name, dtype, sizes or (1,))
 
@@ -153,7 +153,7 @@ def _separate_weights(path: Path) -> list[tuple[Path, str]]:
     with open_program_file(path) as file:
         kept = read_manifest(ContainerReader(file, str(path))).weights
     if kept.file and (".." in Path(kept.file).parts or Path(kept.file).is_absolute()):
-        raise ArtifactError(f"the weights of {path} are in {kept.file}, outside its folder", "save the weights there")
+        raise ArtifactError(f"{path} has its weights in another folder, {kept.file}", "save both in one folder")
     return [(path.parent / kept.file, kept.file)] if kept.file else []
 
 

@@ -24,8 +24,8 @@ class SavedPredicate:
         self.__module__, _, self.__qualname__ = name.rpartition(".")
 
     def __call__(self, path: str) -> bool:
-        why = "a saved program has its name, not its code"
-        raise ArtifactError(f"torch_executed_ops has the predicate {entry_name(self)}: {why}")
+        why = "a saved program has the name of a predicate, not its code"
+        raise ArtifactError(f"torch_executed_ops has the predicate {entry_name(self)}, which cannot be called: {why}")
 
 
 def to_json(settings: CompilationSettings) -> FrozenDict[str, JsonData]:
@@ -55,7 +55,7 @@ def from_json(rows: Mapping[str, object]) -> CompilationSettings:
     fields = {name: value for name, value in fields.items() if not (name in PLACES and isinstance(value, str))}
     executed = rows.get(EXECUTED, [])
     if not isinstance(executed, list):
-        raise MalformedError(f"{str(executed)[:60]!r} is not a list of operators")
+        raise MalformedError(f"torch_executed_ops is {str(executed)[:60]!r}: expected a list of operators")
     try:
         return CompilationSettings(**fields, torch_executed_ops=map(_executed_op_from_json, executed))
     except (TypeError, ValueError) as error:
@@ -67,6 +67,6 @@ def _executed_op_from_json(data: JsonData) -> Any:
         return data
     kind, name = next(iter(data.items())) if isinstance(data, dict) and len(data) == 1 else ("", "")
     if kind not in ("operator", "predicate") or not isinstance(name, str):
-        raise MalformedError(f"{str(data)[:60]!r} is not an operator")
+        raise MalformedError(f"torch_executed_ops has {str(data)[:60]!r}: expected an operator")
     found = op_names.find_callable(name) if kind == "operator" else None
     return found or SavedPredicate(name if kind == "predicate" else f"torch.ops.{name}")

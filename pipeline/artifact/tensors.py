@@ -57,7 +57,7 @@ class TensorsToSave:
         if id(tensor) not in self._keys:
             if tensor.layout != torch.strided or tensor.is_quantized:
                 kind = str(tensor.layout) if tensor.layout != torch.strided else "quantized"
-                raise ArtifactError(f"{name} cannot be saved: it is {kind}, and files have dense tensors only")
+                raise ArtifactError(f"the tensor {name} is {kind}, and only dense tensors can be saved")
             self.by_key[name] = tensor
             self._keys[id(tensor)] = SavedTensor(name, tensor.dtype, tuple(tensor.shape))
         return self._keys[id(tensor)]
@@ -91,8 +91,8 @@ def read_tensor_file(path: Path) -> dict[str, torch.Tensor]:
             rows = {name: row for name, row in source.rows.items() if name != "__metadata__"}
             return {n: source(SavedTensor(n, dtypes[row["dtype"]], tuple(row["shape"]))) for n, row in rows.items()}
         except (ArtifactError, KeyError, TypeError) as error:
-            why = f"{path} is no safetensors file: {error_text(error)}"
-            raise ArtifactError(why, "torch.load reads other files of weights; pass its result") from error
+            why = f"{path} is not a safetensors file: {error_text(error)}"
+            raise ArtifactError(why, "if it is a file of torch.save, pass the result of torch.load(path)") from error
 
 
 class MappedTensors:
@@ -115,21 +115,21 @@ class MappedTensors:
             self.found[saved.key] = self._read_tensor(saved)
         found = self.found[saved.key]
         if found.dtype != saved.dtype or tuple(found.shape) != saved.shape:
-            raise ArtifactError(f"tensor {saved.key} is declared with two types")
+            raise ArtifactError(f"the file declares two different dtypes or shapes for tensor {saved.key}")
         return found
 
     def _read_tensor(self, saved: SavedTensor) -> torch.Tensor:
         if min((0, *saved.shape)) < 0 or saved.nbytes >= 1 << 62:
-            raise ArtifactError(f"tensor {saved.key} cannot have the sizes {list(saved.shape)}")
+            raise ArtifactError(f"the file declares impossible sizes for tensor {saved.key}: {list(saved.shape)}")
         if self.memory is None:
             return torch.empty(saved.shape, dtype=saved.dtype, device="meta")
         row = self.rows.get(saved.key)
         offsets = row.get("data_offsets") if isinstance(row, dict) else None
         if not isinstance(offsets, list) or len(offsets) != 2 or any(type(v) is not int or v < 0 for v in offsets):
-            raise ArtifactError(f"tensor {saved.key} is not in the file")
+            raise ArtifactError(f"the file declares tensor {saved.key}, but does not contain it")
         low, high = offsets
         if high - low != saved.nbytes or self.start + high > len(self.memory):
-            raise ArtifactError(f"tensor {saved.key} is not {dtype_name(saved.dtype)}{list(saved.shape)}")
+            raise ArtifactError(f"tensor {saved.key} has not the size of {dtype_name(saved.dtype)}{list(saved.shape)}")
         if not saved.nbytes:
             return torch.empty(saved.shape, dtype=saved.dtype)
         count, at = math.prod(saved.shape), self.start + low
@@ -139,11 +139,11 @@ class MappedTensors:
 def _read_header(data: memoryview) -> tuple[dict[str, JsonData], int]:
     length = struct.unpack_from("<Q", data)[0] if len(data) >= 8 else len(data)
     if length > len(data) - 8:
-        raise ArtifactError("the tensors' header is longer than their file")
+        raise ArtifactError("the header of the safetensors data is longer than the data")
     try:
         rows = json.loads(bytes(data[8 : 8 + length]))
     except (ValueError, RecursionError):
         rows = None
     if not isinstance(rows, dict):
-        raise ArtifactError("the tensors have no header")
+        raise ArtifactError("the safetensors data has no valid header")
     return rows, 8 + length

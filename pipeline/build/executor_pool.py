@@ -54,8 +54,8 @@ def _check_plan(job: Job, result: Plan | PlanWithBytes) -> Plan:
     with job.path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != result.digest:
-        hint = "build it again; if it happens again, look for a fault of the worker, its disk or the network"
-        raise BuildError(f"{job.order.name}: the plan is not the one that its builder reports", hint)
+        hint = "build it again; if it happens again, check the worker's disk and its network connection"
+        raise BuildError(f"{job.order.name}: the plan that arrived is not the plan that the worker built", hint)
     return result
 
 
@@ -63,8 +63,8 @@ def _submit(executor: Executor, job: Job, work: Callable[[], object]) -> Future[
     try:
         future: object = executor.submit(work)
     except RuntimeError as error:
-        hint = "pass an executor that has not been shut down, and whose workers live"
-        raise BuildError(f"{job.order.name}: the executor refused the work: {error}", hint) from error
+        hint = "pass an executor that has not been shut down, and whose worker processes are running"
+        raise BuildError(f"{job.order.name}: the executor did not accept the build: {error}", hint) from error
     if not isinstance(future, Future):
         raise BuildError(f"{job.order.name}: the executor's submit() returned {kind_of(future)}, not a Future", _NONE)
     return future
@@ -77,15 +77,15 @@ def _wait_for_result(future: Future[object], futures: Mapping[Future[object], Jo
     except PipelineError:
         raise
     except CancelledError as error:
-        raise BuildError(f"{name}: the executor cancelled it", "keep the executor open until all is built") from error
+        raise BuildError(f"{name}: the executor cancelled its build", "shut it down only after all builds") from error
     except BrokenExecutor as error:
         begun = (job.order.name for future, job in futures.items() if job.path.exists() and not _is_built(future))
         names = ", ".join(begun) or name
-        raise BuildError(f"{names}: a process that was building it ended abruptly ({error})", _ENDED) from error
+        raise BuildError(f"{names}: a worker process crashed or was killed in the build ({error})", _ENDED) from error
     except Exception as error:
-        raise BuildError(f"{name}: {type(error).__name__} in its worker: {error}", _NONE) from error
+        raise BuildError(f"{name}: its build raised {type(error).__name__} in a worker: {error}", _NONE) from error
     if not isinstance(plan, Plan | PlanWithBytes | None):
-        raise BuildError(f"{name}: its worker returned {kind_of(plan)} instead of the job's result", _NONE)
+        raise BuildError(f"{name}: its worker returned {kind_of(plan)} instead of an engine plan", _NONE)
     return plan
 
 

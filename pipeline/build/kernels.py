@@ -57,7 +57,7 @@ def steps(plan: Any) -> tuple[Kernel, ...]:
     plan, bytes or another buffer, is searched without a copy; `ValueError` if it contains no program as text."""
     found = _PROGRAM.search(plan)
     if found is None:
-        raise ValueError("the plan holds no program as text: expected a plan of TensorRT-RTX 1.4")
+        raise ValueError("the engine plan contains no list of kernels as text: expected a plan of TensorRT-RTX 1.4")
     kernels: list[Kernel] = []
     for line in filter(None, map(_LINE.match, found[0].decode(errors="replace").split("\n"))):
         layers = _LAYERS.search(line.string)

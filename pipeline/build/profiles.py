@@ -34,9 +34,9 @@ def _check_size_limit(program: Program, segment: Segment, port: Port) -> None:
             ends = "no bound" if range.max == LARGEST else f"sizes up to {range.max}"
             what = f"{segment.name}: the size {program.shapes.words(size)} of its input {port.name} has {ends}"
             raise BuildError(
-                f"{what}, and TensorRT takes at most {2**31 - 1}",
-                "give the dims that it is computed from a smaller max (Dim or pipeline.Input), declare its bounds with "
-                "torch._check, or run what reads it in PyTorch (torch_executed_ops)",
+                f"{what}, and a size in TensorRT is at most {2**31 - 1}",
+                "set a smaller max for the dynamic dims that determine it (Dim or pipeline.Input), bound it with "
+                "torch._check, or run the operators that read it in PyTorch (torch_executed_ops)",
             )
 
 

@@ -70,7 +70,7 @@ class RemoteBuild:
         try:
             self.handle = self.handle or _replay(self.network, self.path, self.index or {})
         except ReplayError as error:
-            hint = "build it in this process: leave the stage build without an executor"
+            hint = "build the engine in this process: do not pass an executor to the stage build"
             raise BuildError(f"{self.network.name}: {error}", hint) from None
         return self.handle
 
@@ -121,7 +121,7 @@ def _replay(network: Network, path: Path, index: Index) -> NetworkHandle:
     net = replay(network, weight_of, builder, log)
     again = describe(net, name=network.name, weight_name=known.get, profile=network.profile)
     if evolve(again, other_profiles=network.other_profiles).digest != network.digest:
-        raise ReplayError("the network that was replayed from the description has another description")
+        raise ReplayError("the network that was rebuilt from its description differs from the description")
     views = {name: data[stored.offset :][: stored.nbytes] for name, stored in index.items()}
     return NetworkHandle(net, builder, log, [data], views, [file])
 

@@ -97,9 +97,9 @@ def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor:
     """Build a network with TensorRT and write the plan to a file; TensorRT-RTX needs no GPU for this. A `BuildError`
     quotes TensorRT's message; Ctrl-C stops the build at TensorRT's next step."""
     if order.refit_flags and not has_gpu():
-        why = f"{order.name}: an engine that can be refitted can only be built on a machine with a GPU"
-        why += ", and so one that has no weights (strip_engine_weights)" * order.stripped
-        hint = "build it there, or pass immutable_weights=True: refit_module_weights then builds the engine anew"
+        why = f"{order.name}: building a refittable engine needs a machine with a GPU"
+        why += ", and so does an engine without weights (strip_engine_weights=True)" * order.stripped
+        hint = "build it on a machine with a GPU, or pass immutable_weights=True: a refit then rebuilds the engine"
         raise BuildError(why, hint)
     names: dict[str, str] = {}
     for weight in handle.weights if "REFIT_INDIVIDUAL" in order.refit_flags else ():
@@ -289,6 +289,6 @@ def _add_profile(
         try:
             set_range(plan_names.get(name, name), low, opt, high)
         except RuntimeError as error:
-            raise BuildError(f"{order.name}: TensorRT refused sizes of {name} from {low} to {high}: {error}") from error
+            raise BuildError(f"{order.name}: TensorRT rejects sizes of {name} from {low} to {high}: {error}") from error
     if config.add_optimization_profile(profile) < 0:
-        raise BuildError(f"{order.name}: TensorRT refused the profile {sizes}")
+        raise BuildError(f"{order.name}: TensorRT rejected the optimization profile {sizes}")

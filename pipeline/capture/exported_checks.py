@@ -40,20 +40,20 @@ def check_export(
     """
     request = check_request(exported, args, kwargs, dynamic_shapes, profiles)
     if request.constants:
-        raise TypeError("an ExportedProgram cannot apply an input that is a pipeline.Constant: pass the module")
+        raise TypeError("an input is a pipeline.Constant, which an ExportedProgram cannot apply: pass the module")
     if request.dynamic_shapes is not None:
-        raise TypeError("an ExportedProgram contains its dynamic shapes: pass dynamic_shapes to torch.export.export")
+        raise TypeError("dynamic_shapes cannot change an ExportedProgram: pass dynamic_shapes to torch.export.export")
     check_values(chain(exported.named_parameters(), exported.named_buffers()))
     _warn_of_shared_inputs(exported)
     for name, value in (exported.state_dict | exported.constants).items():  # fake, or wrapped for a derivative
         is_wrapped = isinstance(value, torch.Tensor) and _functorch.is_gradtrackingtensor(value)
         if is_wrapped or isinstance(value, FakeTensor):
-            raise CaptureError(f"the tensor {name} of the ExportedProgram has no value", "pass the module itself")
+            raise CaptureError(f"the tensor {name} of the ExportedProgram has no readable data", "pass the module")
     values = (node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder")
     found = {v.device.type for v in values if isinstance(v, torch.Tensor)}
     if device is not None and found - {device}:
         was = f"the program was exported on {', '.join(sorted(found))}"
-        raise ValueError(f"device is {device!r}, but {was}: pass the module, or another export")
+        raise ValueError(f"device is {device!r}, but {was}: pass the module, or export it on that device")
     inputs, ranges = flatten_inputs(exported, request.args, request.kwargs)
     return ExportNotes(inputs, profiles=request.profiles, ranges=ranges)
 
@@ -74,7 +74,7 @@ def flatten_inputs(
     try:
         found: list[Any] = exported.call_spec.in_spec.flatten_up_to((args, dict(kwargs)))
     except ValueError as error:
-        raise TypeError(f"the program was exported with the inputs {', '.join(names) or 'none'}: {error}") from None
+        raise TypeError(f"the inputs do not fit the exported inputs ({', '.join(names) or 'none'}): {error}") from None
     wishes = list[tuple[Any, Any]]()
     for name, value in zip(names, found, strict=True):
         expected = values.get(name)
@@ -101,8 +101,8 @@ def _warn_of_shared_inputs(exported: ExportedProgram) -> None:
     for name, called, value in rows:
         other, known = first.setdefault(id(value), (name, called))
         if isinstance(value, torch.Tensor) and name in inputs and other != name and not {other, name} <= read:
-            why = "the export was called with one tensor for %s and %s, which torch.export treats as one input: "
-            log.warning(why + "export the model with separate tensors", known, called)
+            why = "one tensor was exported as the inputs %s and %s, which torch.export treats as a single input: "
+            log.warning(why + "export the model with two tensors", known, called)
 
 
 def check_input_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
@@ -120,7 +120,7 @@ def check_input_fits(name: str, value: Input, expected: torch.Tensor, exported: 
         )
     )
     if not fits:
-        raise ValueError(f"input {name} was exported as {was}, not {value}: pass the module, or another export")
+        raise ValueError(f"input {name} was exported as {was}, not {value}: pass the module, or export it so")
 
 
 def _exported_input(value: torch.Tensor, exported: ExportedProgram) -> Input:
@@ -154,7 +154,7 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
                 raise DtypeError(name, short_name(misfit.found), misfit.due, _misfit_text(node, misfit))
         if found:
             have = f"{_misfit_text(node, found[0])}, not {short_name(found[0].found)} where {found[0].due} is expected"
-            raise CaptureError(f"the model cannot run: {have}", "cast the value in the model: eager fails as well")
+            raise CaptureError(f"the model has a dtype error: {have}", "cast the value in the model: eager also fails")
     return program
 
 
@@ -174,7 +174,7 @@ def check_resizes(program: Program, _: ExportNotes) -> Program:
             differ = [a != b and isinstance(a, int) and isinstance(b, int) for a, b in zip(old, new, strict=False)]
             if len(old) != len(new) or any(differ):
                 why = f"the model resizes its {output.kind} {output.target} from {old} to {new}"
-                raise CaptureError(why, "pass a tensor of the result's size, or return the result")
+                raise CaptureError(why, "pass a tensor of the final size, or return the result instead of resizing")
     return program
 
 

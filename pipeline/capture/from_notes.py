@@ -45,7 +45,7 @@ def fix_constants(program: Program, notes: ExportNotes) -> Program:
         name = inputs[place].name
         replaced.add(name)
         if any(output.kind == "input" and output.target == name for output in program.outputs):
-            raise CaptureError(f"the model writes to the input {name}, which is a Constant", "pass it as a tensor")
+            raise CaptureError(f"the model writes to the input {name}, a pipeline.Constant", "pass a tensor instead")
         target = f"the input {name}"
         with graph.inserting_before(placeholders[name]):
             node = graph.placeholder(make_unique(f"constant_{name}", names))
@@ -94,9 +94,9 @@ def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
             place = source_line_in(node.meta).partition(",")[0] or node.name
             (checks if node.target in DATA_ASSERTIONS else picks)[place] = None
     if checks:
-        log.warning("the model checks its data at %s; engines assume that the checks pass", ", ".join(checks))
+        log.warning("the model asserts tensor values at %s: engines assume that the asserts hold", ", ".join(checks))
     if picks:
-        why = "the model needs a fixed number of masked elements at %s: engines assume it, and do not check it"
+        why = "the model works only for a fixed number of selected elements at %s: engines assume it, without a check"
         log.warning(why, ", ".join(picks))
 
 
@@ -130,7 +130,7 @@ def _profile_ranges(
             low, high = max(known.min, given.min), min(known.max, given.max)
             if low > high:
                 raise ValueError(
-                    f"profile {index} excludes all sizes of {inputs[wish.input].name} that the model accepts"
+                    f"profile {index} has no size of input {inputs[wish.input].name} that the model accepts"
                 )
             found[name] = Range(low, min(max(given.opt, low), high), high)
     return found

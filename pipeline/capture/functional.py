@@ -36,7 +36,7 @@ def _check_declared_writes(module: torch.fx.GraphModule) -> None:
     norms = (torch.ops.aten.native_batch_norm.default, torch.ops.aten.instance_norm.default)
     for node in (node for node in module.graph.nodes if node.target in norms):
         if node.args[5] and node.args[3] is not None:  # training, with running statistics
-            why = f"{node.target} at {source_line_in(node.meta) or node.name} updates its running statistics"
+            why = f"{node.target} at {source_line_in(node.meta) or node.name} updates running statistics in training"
             raise CaptureError(f"{why}, which torch.export loses", "call model.eval() first")
 
 

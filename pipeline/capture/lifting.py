@@ -111,12 +111,12 @@ def _lifted_tensors(
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             value = exported.constants.get(target)
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            why = f"the model holds {name}, a {kind}: a program can hold tensors only"
+            why = f"the model has the attribute {name} of type {kind}: a program can contain only tensors"
             raise CaptureError(GENERATOR_MESSAGE if isinstance(value, torch.Generator) else why)
         tensor = module_tensors.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
         if tensor is None:
-            why = f"the tensor {target} of the model is fake: an earlier trace of the model left it there"
-            raise CaptureError(why, "create the model again: torch.export leaves fake tensors in assigned attributes")
+            why = f"the tensor {target} of the model is a FakeTensor without data: an earlier torch.export assigned it"
+            raise CaptureError(why, "create the model again, and do not assign tensors to attributes in forward")
         parameters[target] = tensor
         if target in mutated:
             buffers[name] = target
@@ -148,14 +148,14 @@ def _output(spec: OutputSpec, value: Argument) -> Output:
         OutputKind.USER_INPUT_MUTATION: "input",
     }
     if spec.kind == OutputKind.PARAMETER_MUTATION:
-        hint = "keep it as a buffer; where only the first call writes, as in RWKV, call the model once before"
+        hint = "make it a buffer; if only the first call writes to it, call the model once before compiling"
         where = source_line(value)
         why = f"the model writes to its parameter {spec.target} when it is called{where and f' ({where})'}"
         raise CaptureError(why, hint)
     if spec.kind not in kinds:
-        raise CaptureError(f"output {spec.arg} is a {spec.kind.name}, which the compiler does not support")
+        raise CaptureError(f"the exported program has the output {spec.arg} of the unsupported kind {spec.kind.name}")
     constant = not isinstance(value, torch.fx.Node)
     if not constant and isinstance(result := value.meta.get("val"), torch.SymBool) and free_unbacked_symbols(result):
         place = source_line(value) or value.name
-        raise CaptureError(f"the model returns a data-dependent bool ({place})", "return the tensor, not its item()")
+        raise CaptureError(f"the model returns a data-dependent Python bool ({place})", "return a bool tensor")
     return Output(value if constant else value.name, kinds[spec.kind], spec.target or "", constant)  # type: ignore[arg-type]

@@ -197,7 +197,7 @@ def _mutation_spec(spec: InputSpec, value: Node) -> OutputSpec:
     if spec.kind == InputKind.CONSTANT_TENSOR:
         where = source_line(value)
         why = f"the model writes to {spec.target}, a tensor that is not a buffer{where and f' ({where})'}"
-        raise CaptureError(why, f"self.register_buffer({str(spec.target).rpartition('.')[2]!r}, …) makes it one")
+        raise CaptureError(why, f"make it a buffer: self.register_buffer({str(spec.target).rpartition('.')[2]!r}, …)")
     if spec.kind not in MUTATION_KINDS:
         raise UnknownAliasError(value)
     target = spec.target if spec.kind == InputKind.BUFFER else spec.arg.name

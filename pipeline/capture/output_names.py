@@ -32,14 +32,14 @@ def output_names(spec: Spec, names: Sequence[str] | None = None) -> tuple[str, .
         taken: set[str] = set()
         return tuple(make_unique(name, taken) for name in _default_names(spec))
     if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f'output_names takes a sequence of names such as ("logits",), not {names!r}')
+        raise TypeError(f'output_names is {names!r}: expected a sequence of names, such as ("logits",)')
     if len(names) != spec.num_leaves:
         outputs = f"{spec.num_leaves} outputs: {', '.join(_default_names(spec))}"
-        raise ValueError(f"output_names has {len(names)} names, the model {outputs}")
+        raise ValueError(f"output_names has {len(names)} names, but the model has {outputs}")
     if wrong := [name for name, count in Counter(names).items() if count > 1 or not name]:
-        raise ValueError(f"output_names: {wrong[0]!r} is {'there twice' if wrong[0] else 'empty'}")
+        raise ValueError(f"output_names has {f'the name {wrong[0]!r} twice' if wrong[0] else 'an empty name'}")
     if wrong := [name for name in names if not name.isprintable()]:
-        raise ValueError(f"output_names: {wrong[0]!r} does not print on one line")
+        raise ValueError(f"output_names has {wrong[0]!r}, which has a line break or another unprintable character")
     return tuple(names)
 
 

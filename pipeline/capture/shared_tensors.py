@@ -67,8 +67,8 @@ def check_overlaps(tensors: Mapping[str, torch.Tensor], written: Mapping[str, st
         for other in read:
             if other != name and overlaps(tensors[name], tensors[other]):
                 writes = f"the model writes to {name}{line and f' ({line})'}"
-                why = f"{writes}, and reads {other}, which lies in the same memory"
-                raise CaptureError(f"{why}: programs store each separately", f"compute {other} from {name} in forward")
+                why = f"{writes}, and reads {other}, which shares its memory"
+                raise CaptureError(f"{why}; a program stores two tensors", f"compute {other} from {name} in forward")
 
 
 def _memory_layout(tensor: torch.Tensor) -> tuple[Argument, ...]:
@@ -121,7 +121,7 @@ def flatten_subclasses(program: Program, _: ExportNotes) -> Program:
             raise CaptureError(
                 f"{name} is {kind_of(tensor)}, {why}",
                 "quantize the model with NVIDIA ModelOpt, or with a configuration of torchao that is not a prototype "
-                "(docs/quantization.md), or make the parameter a plain tensor: .dequantize()",
+                "(docs/quantization.md), or replace the parameter by a plain tensor: .dequantize()",
             )
     return program.with_graph(
         graph,

@@ -47,7 +47,7 @@ def largest_difference(ours: object, eager: object, executor: Executor = "refere
     `ValueError` if they differ in structure, dtype or shape."""
     (left, spec), (right, expected) = tree_flatten(ours), tree_flatten(eager)
     if spec != expected:
-        raise ValueError(f"the outputs have the structure {spec}, but eager's have {expected}")
+        raise ValueError(f"the compiled outputs have the structure {spec}, but eager's outputs have {expected}")
     pairs = [_output_errors(i, a, b) for i, (a, b) in enumerate(zip(left, right, strict=True))]
     worst = [max((float(pair[k]) for pair in pairs), default=0.0) for k in (0, 1)]
     return Agreement(worst[0], worst[1], executor)
@@ -57,7 +57,7 @@ def _output_errors(index: int, ours: Any, eager: Any) -> tuple[float, float]:
     if not isinstance(eager, torch.Tensor):
         return (0.0, 0.0) if ours == eager else (float("inf"), float("inf"))
     if ours.shape != eager.shape or ours.dtype != eager.dtype:
-        raise ValueError(f"output {index} is {ours.dtype}{list(ours.shape)}, eager's {eager.dtype}{list(eager.shape)}")
+        raise ValueError(f"output {index} is {ours.dtype}{list(ours.shape)}, in eager {eager.dtype}{list(eager.shape)}")
     a, b = ours.detach().cpu(), eager.detach().cpu()
     same = (a == b) | ((a != a) & (b != b))
     kind = torch.complex128 if a.is_complex() else torch.float64
@@ -76,7 +76,7 @@ def random_inputs(source: Source) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if source.args:
             arguments = tree_unflatten(list(source.args), source.model.call_spec.in_spec)
         elif arguments is None:
-            raise ValueError("the file has no example inputs: describe its inputs by --input")
+            raise ValueError("the exported file contains no example inputs: describe all its inputs with --input")
 
     def value(example: object) -> object:
         if isinstance(example, Input):

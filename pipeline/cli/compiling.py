@@ -75,7 +75,7 @@ def compile_command(options: argparse.Namespace) -> int:
     if folder is not None:
         _check_output(folder, options.force)
     if options.save is not None and not options.save.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {str(options.save.absolute().parent)!r} to save {options.save.name!r} in")
+        raise UsageError(f"--save {options.save}: the folder {str(options.save.absolute().parent)!r} does not exist")
     compile = create_pipeline(options)
     if options.verify:
         compile = compile | verify(options.verify)
@@ -109,7 +109,7 @@ def run_pipeline(pipeline: Any, source: Source) -> Any:
         raise
     except Exception as error:
         if any("'capture'" in note for note in getattr(error, "__notes__", ())):
-            raise CaptureError(f"{source.name} cannot be captured: {type(error).__name__}: {error}") from error
+            raise CaptureError(f"torch.export cannot capture {source.name}: {type(error).__name__}: {error}") from error
         raise
 
 
@@ -141,17 +141,17 @@ def _check_output(folder: Path, force: bool) -> None:
     parent = Path(os.path.realpath(folder)).parent
     if not parent.is_dir():
         there = parent if folder.is_symlink() else folder.parent
-        raise UsageError(f"there is no folder {str(there)!r} to write {folder.name!r} to")
+        raise UsageError(f"the output {folder.name!r} cannot be written: the folder {str(there)!r} does not exist")
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{str(folder)!r} is a file; -o takes a folder")
+        raise UsageError(f"-o {folder}: expected a folder, and this is a file")
     if folder.is_dir() and any(folder.iterdir()) and not force:
-        raise UsageError(f"the folder {str(folder)!r} is not empty; --force replaces it")
+        raise UsageError(f"the output folder {str(folder)!r} is not empty; pass --force to replace it")
 
 
 def support_command(options: argparse.Namespace) -> int:
     if options.markdown:
         if options.target is not None:
-            raise UsageError("--markdown prints the table of all operators; leave TARGET out")
+            raise UsageError("--markdown prints the table of all operators, and takes no TARGET")
         print(operators_page())
     elif options.target is None:
         print(operator_lines())

@@ -47,7 +47,7 @@ def run_generate(options: argparse.Namespace) -> str:
     except ImportError as error:  # it names the extra
         raise UsageError(str(error)) from None
     if compile_for_generation is None:
-        raise UsageError(f"no entry point transformers of {GROUP} is installed: pip install . in the checkout adds it")
+        raise UsageError(f"the entry point transformers of {GROUP} is missing: install pipeline again (pip install .)")
     prompts = [_parse_ids(text) for text in options.prompt_ids]
     if options.max_new_tokens < 1:
         raise UsageError(f"--max-new-tokens is {options.max_new_tokens}: expected at least 1")
@@ -57,7 +57,7 @@ def run_generate(options: argparse.Namespace) -> str:
     model = _load_model(options.model, options.seed).to(getattr(torch, options.dtype))
     most = model.config.get_text_config(decoder=True).vocab_size
     if wrong := [token for prompt in prompts for token in prompt if token >= most]:
-        raise UsageError(f"--prompt-ids has {wrong[0]}: expected ids below {most}, the size of the vocabulary")
+        raise UsageError(f"--prompt-ids has the token id {wrong[0]}: expected ids below {most}, the vocabulary size")
     cache = options.max_cache_len or longest + options.max_new_tokens
     sizes = {"max_cache_len": cache, "max_batch": rows, "max_prompt_len": longest}
     try:
@@ -77,9 +77,9 @@ def _parse_ids(text: str) -> list[int]:
     try:
         found = [int(part) for part in text.replace(" ", "").split(",")]
     except ValueError:
-        raise UsageError(f"--prompt-ids is {text!r}; expected integers separated by commas") from None
+        raise UsageError(f"--prompt-ids is {text!r}; expected integers separated by commas, such as 1,2,3") from None
     if any(token < 0 for token in found):
-        raise UsageError(f"--prompt-ids is {text!r}; expected ids of 0 or more")
+        raise UsageError(f"--prompt-ids is {text!r}; expected token ids of 0 or more")
     return found
 
 
@@ -96,12 +96,12 @@ def _load_model(spec: str, seed: int) -> Any:
         else:
             model = kind.from_config(transformers.AutoConfig.from_pretrained(folder, local_files_only=True))
     elif folder.is_dir():
-        raise UsageError(f"{spec} is a folder without config.json: name one that transformers' save_pretrained wrote")
+        raise UsageError(f"the folder {spec} has no config.json: pass one that transformers' save_pretrained wrote")
     elif folder.suffix == ".trtp":
-        raise UsageError(f"{spec} is a saved program: pipeline.load({spec!r}) returns an object with generate")
+        raise UsageError(f"{spec} is a saved program, not a model: call pipeline.load({spec!r}).generate in Python")
     else:
         model = call_factory(spec)
         model = model.eval() if isinstance(model, torch.nn.Module) else model
     if not isinstance(model, transformers.GenerationMixin) or model.config.is_encoder_decoder:  # type: ignore[attr-defined]
-        raise UsageError(f"{spec} is {kind_of(model)}; expected a decoder-only model of transformers")
+        raise UsageError(f"MODEL {spec} is {kind_of(model)}; expected a decoder-only model of transformers")
     return model

@@ -93,7 +93,7 @@ def describe_target(target: str) -> tuple[str, bool]:
     """Describe converters and decompositions of an operator (or all its overloads), and return whether it has any."""
     name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", target.strip()).replace("::", ".")
     if not name:
-        raise UsageError("there is no operator ''; `pipeline support` lists all that have a converter")
+        raise UsageError("the operator's name is empty; `pipeline support` lists all operators with a converter")
     rows = [row for row in support_table(DYNAMO_CONVERTERS) if _matches_name(row.target, name)]
     seen = {row.target for row in rows}
     apart = [op for op in get_decompositions(DECOMPOSITIONS) if _matches_name(str(op), name) and str(op) not in seen]

@@ -41,7 +41,7 @@ def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
 
 def create_pipeline(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
     if options.precision_exclude and PRECISIONS[options.precision] is None:
-        raise UsageError("--precision-exclude excludes operators from --precision fp16 or bf16; give one of them")
+        raise UsageError("--precision-exclude needs --precision fp16 or bf16, from which it excludes operators")
     try:
         return add_precision_stage(default(_parse_settings(options)), options.precision, options.precision_exclude)
     except ValueError as error:
@@ -132,7 +132,7 @@ def _parse_operator(text: str) -> Any:
     for part in path:
         value = getattr(value, part, None)
     if not isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        raise UsageError(f"--torch-executed-ops: there is no operator {text!r}; write aten.topk.default or aten.topk")
+        raise UsageError(f"--torch-executed-ops: torch has no operator {text!r}; expected a name such as aten.topk")
     return value
 
 

@@ -65,7 +65,7 @@ def run_program(options: argparse.Namespace) -> str:
     check_exists(options.file)
     folder = options.output.absolute().parent if options.output is not None else Path()
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {str(folder)!r} to write {options.output.name!r} to")
+        raise UsageError(f"{options.output.name!r} cannot be written: the folder {str(folder)!r} does not exist")
     program = _load_program(options)
     given = dict(_input_values(program, options.inputs))
     module = program.module(options.executor)
@@ -99,7 +99,7 @@ def run_serve_config(options: argparse.Namespace) -> str:
     """Run ``pipeline serve-config``: write a Triton model repository; return the text of config.pbtxt, and its path."""
     check_exists(options.file)
     if options.output.exists() and not options.output.is_dir():
-        raise UsageError(f"{str(options.output)!r} is a file; -o takes a folder")
+        raise UsageError(f"-o {options.output}: expected a folder, and this is a file")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ArtifactWarning)
         found = serve_config(options.file, options.output, options.name, options.batching, options.operators)
@@ -123,7 +123,7 @@ def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str
     found = inputs_by_name(program, texts)
     if missing := [name for name in ports if name not in found]:
         known = ", ".join(port.text(program.program.shapes.words) for port in ports.values())
-        raise UsageError(f"--input: {missing[0]} is missing; the inputs are {known}")
+        raise UsageError(f"--input {missing[0]}=FILE.npy is missing; the program's inputs are {known}")
     return ((name, input_value(port, found[name])) for name, port in ports.items())
 
 
@@ -134,10 +134,10 @@ def inputs_by_name(program: Compiled, texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise UsageError(f"--input is {text!r}: expected NAME=FILE.npy")
+            raise UsageError(f"--input is {text!r}: expected NAME=FILE.npy, or NAME=INTEGER for a size")
         found[name] = value
     if unknown := [name for name in found if name not in names]:
-        raise UsageError(f"--input: there is no input {unknown[0]!r}, only {', '.join(names)}")
+        raise UsageError(f"--input: the program has no input {unknown[0]!r}, only {', '.join(names)}")
     return found
 
 
@@ -147,7 +147,7 @@ def input_value(port: Port, text: str) -> Any:
         try:
             return int(text)
         except ValueError:
-            raise UsageError(f"--input {port.name}: {text!r} is not an integer") from None
+            raise UsageError(f"--input {port.name}: expected an integer, not {text!r}") from None
     try:
         array = np.load(text, allow_pickle=False)
     except OSError as error:
@@ -155,7 +155,7 @@ def input_value(port: Port, text: str) -> Any:
     except (ValueError, EOFError) as error:
         raise UsageError(f"--input {port.name}: {text!r} is not a file that numpy.save wrote: {error}") from None
     if not isinstance(array, np.ndarray):
-        raise UsageError(f"--input {port.name}: {text!r} has several arrays; numpy.save writes one")
+        raise UsageError(f"--input {port.name}: {text!r} is an archive of arrays; expected one array of numpy.save")
     try:
         tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     except TypeError as error:

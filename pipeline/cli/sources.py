@@ -64,7 +64,7 @@ class Source:
             try:
                 bind_args(interpreted(self.model) if is_script(self.model) else self.model, self.args, self.kwargs)
             except TypeError as error:
-                raise UsageError(f"{str(error).partition('; ')[0]}; describe inputs by --input") from None
+                raise UsageError(f"{str(error).partition('; ')[0]}; describe each input with --input") from None
         return self
 
 
@@ -80,16 +80,16 @@ def load_source(spec: str, inputs: Sequence[Input] = ()) -> Source:
     elif spec.endswith(tuple(READERS)):
         source = _load_file(Path(spec))
     elif Path(spec).suffix == ".trtp":
-        raise UsageError(f"{spec!r} is a saved program, not a model; inspect, run, verify and report take it")
+        raise UsageError(f"{spec!r} is a saved program, not a model; use the commands inspect, run, verify or report")
     else:
-        how = "write FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory"
-        raise UsageError(f"{spec!r} is not a model: {how}")
+        how = "pass FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory"
+        raise UsageError(f"{spec!r} does not name a model: {how}")
     return source.with_inputs(inputs).checked()
 
 
 def _load_file(path: Path) -> Source:
     if not path.is_file():
-        raise UsageError(f"there is no file {str(path)!r}")
+        raise UsageError(f"the file {str(path)!r} does not exist")
     reader, writer = READERS[path.suffix]
     try:
         made = reader(path)
@@ -98,9 +98,9 @@ def _load_file(path: Path) -> Source:
         return Source(path.stem, made)
     except Exception as error:
         if _is_pickled(path):
-            how = "name its factory (package.module:factory), or save the model with torch.export.save"
-            raise UsageError(f"{str(path)!r} is a file of torch.save, which has no graph: {how}") from error
-        raise UsageError(f"{str(path)!r} is not what {writer} writes: {first_line(error)}") from error
+            how = "pass a function that creates the model (package.module:factory), or a file of torch.export.save"
+            raise UsageError(f"{str(path)!r} is a file of torch.save, which contains no graph: {how}") from error
+        raise UsageError(f"{str(path)!r} is not a valid file of {writer}: {first_line(error)}") from error
 
 
 def _is_pickled(path: Path) -> bool:
@@ -153,7 +153,7 @@ def _import_module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise UsageError(f"there is no module {error.name!r}, in Python's path or in {here}") from error
+            raise UsageError(f"the Python module {error.name!r} is neither in sys.path nor in {here}") from error
         raise UsageError(f"module {name!r} cannot be imported: {error}") from error
     except (Exception, SystemExit) as error:
         raise UsageError(f"module {name!r} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
@@ -201,12 +201,12 @@ def _match_inputs(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[I
     by_name = {i.name: i for i in inputs if i.name}
     given = [by_name.get(str(name)) or next(unnamed, None) for name in names]
     if None in given or len(inputs) != len(names):
-        raise UsageError(f"the file was exported with the inputs {', '.join(map(str, names))}: describe each or none")
+        raise UsageError(f"--input: describe all of the exported inputs ({', '.join(map(str, names))}), or none")
     found = tuple(i for i in given if i is not None)
     for name, wish in zip(names, found, strict=True):
         value = values[str(name)]
         if not isinstance(value, torch.Tensor):
-            raise UsageError(f"the file takes {kind_of(value)}, which --input cannot describe")
+            raise UsageError(f"input {name} is {kind_of(value)}, and --input describes only tensors: leave --input out")
         try:
             check_input_fits(str(name), evolve(wish, name=None), value, exported)
         except ValueError as error:

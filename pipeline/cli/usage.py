@@ -33,7 +33,7 @@ def add_inputs(parser: argparse.ArgumentParser, what: str) -> None:
 
 def check_exists(file: str) -> None:
     if not Path(file).exists():
-        raise UsageError(f"there is no file {file!r}")
+        raise UsageError(f"the file {file!r} does not exist")
 
 
 def first_line(error: object) -> str:

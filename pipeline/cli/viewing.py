@@ -74,7 +74,7 @@ def run_diff(options: argparse.Namespace, parser: argparse.ArgumentParser) -> st
     check_folder(options.output)
     if options.other is not None:
         if options.left or options.right:
-            raise UsageError("--left and --right are for two versions of one SPEC; leave B out")
+            raise UsageError("--left and --right compare two settings for one SPEC; leave the second path, B, out")
         before, after = _open_view(options.spec), _open_view(options.other)
     else:
         before, after = (_view_variant(options, parser, sides) for sides in (options.left, options.right))
@@ -87,9 +87,9 @@ def run_diff(options: argparse.Namespace, parser: argparse.ArgumentParser) -> st
 def _view_variant(options: argparse.Namespace, parser: argparse.ArgumentParser, changes: Sequence[str]) -> ProgramView:
     """Compile the model of a SPEC with changed settings, and return the view of the compiled program."""
     if not (options.left or options.right):
-        raise UsageError("diff takes A and B, or a SPEC with --left NAME=VALUE or --right NAME=VALUE")
+        raise UsageError("pass two paths, A and B, or one SPEC with --left NAME=VALUE or --right NAME=VALUE")
     if not names_a_model(options.spec):
-        raise UsageError(f"{options.spec!r} is not a SPEC of a model; to compare two files or folders, give both")
+        raise UsageError(f"{options.spec!r} is not the SPEC of a model; to compare files or folders, pass two paths")
     own = parser.parse_args([options.spec, *(word for text in changes for word in _setting_flag(text))])
     default = parser.parse_args([options.spec])
     asked = {k: v for k, v in vars(own).items() if v != getattr(default, k)}
@@ -102,7 +102,7 @@ def _setting_flag(text: str) -> list[str]:
     """Convert a changed setting such as ``optimization_level=5`` to the equivalent flag of the command line."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise UsageError(f"{text!r} is no setting: write NAME=VALUE, such as optimization_level=5, or precision=fp16")
+        raise UsageError(f"{text!r} is not a setting: write NAME=VALUE, such as optimization_level=5 or precision=fp16")
     name = name.replace("_", "-").lstrip("-")
     if value.lower() in ("true", "false"):
         return [f"--{name}" if value.lower() == "true" else f"--no-{name}"]
@@ -122,11 +122,11 @@ def run_plan(options: argparse.Namespace) -> str:
 
 def _open_view(path: str) -> ProgramView:
     if not os.path.exists(path):  # noqa: PTH110 - as it was typed
-        raise UsageError(f"there is no file or folder {path!r}")
+        raise UsageError(f"the file or folder {path!r} does not exist")
     return open_view(path)
 
 
 def check_folder(path: Path | None) -> None:
     """Raise an error, before any work is done, if the output file cannot be written."""
     if path is not None and not path.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {str(path.absolute().parent)!r} to write {path.name!r} to")
+        raise UsageError(f"{path.name!r} cannot be written: the folder {str(path.absolute().parent)!r} does not exist")

@@ -45,7 +45,7 @@ def as_observers(value: Iterable[Observer]) -> tuple[Observer, ...]:
     observers = tuple(value)
     for observer in observers:
         if not callable(observer):
-            raise TypeError(f"an observer is called with each Event; {observer!r} cannot be called")
+            raise TypeError(f"the observer {observer!r} is not callable: expected a function that takes an Event")
     return observers
 
 
@@ -82,7 +82,7 @@ class Run:
                     observer(event)
                 except Exception:
                     self._observers.remove(observer)
-                    why = "observer %r failed at %r; it gets no more events of this run"
+                    why = "observer %r raised an error at the event %r; it is not called again in this run"
                     log.warning(why, observer, event, exc_info=True)
 
     def call(self, name: str, function: Callable[[], object], record: object = None) -> Any:

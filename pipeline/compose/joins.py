@@ -34,14 +34,14 @@ def describe_argument(model: object) -> str:
 def _model_hint(model: object, takes: str) -> str:
     """Return the hint for an error that says what to pass instead of an argument that is not a model."""
     if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
-        return "these are tensors by name: load them into a model (model.load_state_dict), and pass that"
+        return "it is a state dict: load it into a model (model.load_state_dict), and pass the model"
     if isinstance(model, str | os.PathLike):
-        others = "torch.export.load, torch.jit.load and pipeline.load read other files"
-        return f"pass the model itself, or FILE.onnx; {others}"
+        others = "read other files with torch.export.load, torch.jit.load or pipeline.load"
+        return f"pass an nn.Module, or the path of an ONNX file; {others}"
     if isinstance(model, torch.Tensor | Input):
-        return "the model comes first, then its inputs: (model, args=(x,))"
+        return "pass the model first, then its inputs: (model, args=(x,))"
     if callable(model) and not isinstance(model, type | Compiled):
-        return "pass an nn.Module whose forward calls it"
+        return "pass an nn.Module whose forward calls this function"
     made = "it is compiled already; " if isinstance(model, Compiled) else ""
     due = f"an nn.Module, ExportedProgram or TorchScript with its args, or only the {takes} that stages take"
     return f"{made}pass {due}"
@@ -55,7 +55,7 @@ def is_empty(arguments: object) -> bool:
 def run_stage(step: AnyStage, record: object) -> Any:
     result = step(record)
     if not is_instance(result, step.gives):
-        raise TypeError(f"stage {step.name!r} returned {kind_of(result)}, not the {type_name(step.gives)} it declares")
+        raise TypeError(f"stage {step.name!r} returned {kind_of(result)}, but declares {type_name(step.gives)}")
     return result
 
 
@@ -70,7 +70,7 @@ def stage_index(name: str, stage_names: Sequence[str]) -> int:
     """Return the index of the stage with this name; raise a `KeyError` that lists the names."""
     if name not in stage_names:
         known = ", ".join(stage_names) or "none"
-        raise _NoStageError(f"no stage {name!r}; the stages are {known}{did_you_mean(name, stage_names)}")
+        raise _NoStageError(f"no stage is called {name!r}; the stages are {known}{did_you_mean(name, stage_names)}")
     return stage_names.index(name)
 
 
@@ -78,8 +78,8 @@ def check_joins(stages: Sequence[AnyStage]) -> None:
     """Raise an error if two stages have the same name, or if a stage does not accept the previous stage's result."""
     names = [stage.name for stage in stages]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        instead = 'swap the first with replace(), or give one another name with @stage(name="…")'
-        raise ValueError(f"two stages are called {twice[0]!r} in {', '.join(names)}: {instead}")
+        instead = 'exchange the first with replace(), or rename one with @stage(name="…")'
+        raise ValueError(f"two of the stages {', '.join(names)} have the name {twice[0]!r}: {instead}")
     for before, after in pairwise(stages):
         if not accepts(after.takes, before.gives):
             takes = f"the next stage, {after.name!r}, takes {type_name(after.takes)}"
@@ -94,8 +94,8 @@ def check_first_stage(stages: Sequence[AnyStage], model: object, settings: Compi
             return check_ready(stages, settings)
         raise TypeError(f"{describe_argument(model)} cannot be compiled: {_model_hint(model, takes)}")
     first = f"with {stages[0].name!r}, which takes {takes}" if stages else "with nothing"
-    why = f"call it with that record alone, not with {type(model).__name__} or args"
-    raise TypeError(f"this pipeline starts {first}: {why}; to compile a model, begin with the stage 'decompose'")
+    why = f"call it with one {takes}, not with {type(model).__name__} or args"
+    raise TypeError(f"the pipeline starts {first}: {why}; to compile a model, begin with the stage 'decompose'")
 
 
 def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> None:
@@ -110,13 +110,13 @@ def refuse_unknown_arguments(unknown: Mapping[str, object]) -> None:
     """Raise a `TypeError` for unknown arguments of a pipeline's call; the message suggests what to write instead."""
     ours = {"inputs": "args", "arg_inputs": "args", "sample_inputs": "args", "kwarg_inputs": "kwargs"}
     for name in unknown:
-        instead = f"it is called {ours[name]} here" if name in ours else "settings are given to pipeline.default(…)"
-        raise TypeError(f"a pipeline takes (model, args, kwargs, dynamic_shapes), and no {name!r}: {instead}")
+        instead = f"use {ours[name]}=" if name in ours else "pass settings to pipeline.default(…)"
+        raise TypeError(f"a pipeline is called with (model, args, kwargs, dynamic_shapes), not {name!r}: {instead}")
 
 
 def check_settings(_: object, __: object, value: CompilationSettings | None) -> None:
     if value is not None and not isinstance(value, CompilationSettings):
-        raise TypeError(f"settings are CompilationSettings or None, not {value!r}")
+        raise TypeError(f"settings is {value!r}: expected CompilationSettings or None")
 
 
 def apply_settings(settings: CompilationSettings | None, record: Argument, stages: Sequence[AnyStage]) -> Argument:
@@ -132,7 +132,7 @@ def apply_settings(settings: CompilationSettings | None, record: Argument, stage
     changes = {name: getattr(given, name) for name in given.changed() if getattr(given, name) != getattr(own, name)}
     if "device" in changes:
         captured = "the device of its tensors" if own.device is None else own.device
-        raise ValueError(f"the program was captured for {captured}, not for {given.device}: capture it with device=")
+        raise ValueError(f"the program was captured for {captured}, not for {given.device}: pass device= to capture")
     record = attrs.evolve(record, settings=own.evolve(**changes)) if changes else record
     check_ready(stages, record.settings)
     return record

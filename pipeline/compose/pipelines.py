@@ -75,7 +75,7 @@ class FunctionStage(_Composable, Generic[Takes, Gives]):
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise TypeError(f"a stage's name is a string, not {self.name!r}")
+            raise TypeError(f"the name of a stage is {self.name!r}: expected a string that is not empty")
         check_signature(self.function, self.name)
         if isinstance(self.function, FunctionType):
             shown: dict[str, object] = {name: getattr(self.function, name) for name in functools.WRAPPER_ASSIGNMENTS}
@@ -143,13 +143,13 @@ def as_stage(value: object) -> AnyStage:
     A record's stage is named after its `name`, or its class in snake case: `OneEngine()` is `one_engine`.
     """
     if isinstance(value, type):
-        raise TypeError(f"{value.__name__} is a class; the stage is an instance, such as {value.__name__}()")
+        raise TypeError(f"{value.__name__} is a class: pass an instance as the stage, such as {value.__name__}()")
     if not callable(value):
-        raise TypeError(f"{value!r} is not a stage: a stage takes a record and returns a record")
+        raise TypeError(f"{value!r} is not a stage: expected a function from one record to another, such as Program")
     if all(inspect.getattr_static(value, part, None) is not None for part in ("name", "takes", "gives")):
         return cast(AnyStage, value)
     if type(value).__hash__ is None:
-        raise TypeError(f"{type(value).__name__} can be changed; a stage is frozen (attrs.frozen)")
+        raise TypeError(f"the stage {type(value).__name__} is mutable: make its class immutable with attrs.frozen")
     return FunctionStage(value, stage_name(value))
 
 
@@ -176,7 +176,7 @@ def describe_stage(step: AnyStage) -> str:
 
 def _to_stages(value: Iterable[StageLike]) -> tuple[AnyStage, ...]:
     if not isinstance(value, Iterable):
-        raise TypeError(f"stages are a sequence, such as Pipeline((stage,)), not {kind_of(value)}")
+        raise TypeError(f"stages is {kind_of(value)}: expected a sequence of stages, such as Pipeline((stage,))")
     return tuple(as_stage(item) for item in value)
 
 
@@ -318,7 +318,7 @@ class Pipeline(Generic[Takes, Gives]):
     def insert(self, stage: Any, *, before: str | None = None, after: str | None = None) -> Any:
         """Return the pipeline with a stage, or a pipeline's stages and observers, inserted at a named stage."""
         if (before is None) == (after is None):
-            raise TypeError("insert takes either before= or after=, the name of a stage")
+            raise TypeError("insert needs the name of a stage, either as before= or as after=")
         at = self._index(before) if before is not None else self._index(after or "") + 1
         new = _to_pipeline(stage)
         stages = (*self.stages[:at], *new.stages, *self.stages[at:])

@@ -50,30 +50,30 @@ def record_types(function: Callable[..., object], name: str) -> tuple[object, ob
     try:
         hints = get_type_hints(function if isinstance(function, FunctionType | MethodType) else type(function).__call__)
     except NameError as error:
-        why = f"the annotation {error.name!r} is not known in the module of the function"
+        why = f"its annotation {error.name!r} is not defined in the module of the function"
         instead = "define or import it at the module's top level (not under TYPE_CHECKING)"
         raise TypeError(f"stage {name!r}: {why}; {instead}") from error
     if hints["return"] is NoneType:
-        raise TypeError(f"stage {name!r} is annotated to return None; a stage returns a record")
+        raise TypeError(f"stage {name!r} is annotated to return None: annotate the type of the record that it returns")
     return hints[next(iter(inspect.signature(function).parameters))], hints["return"]
 
 
 def check_signature(function: Callable[..., object], name: str) -> None:
     if not callable(function):
-        raise TypeError(f"{function!r} is not a stage: a stage is a function of a record, which returns a record")
+        raise TypeError(f"{function!r} is not a stage: expected a function from one record to another, such as Program")
     signature = inspect.signature(function)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = list(signature.parameters.values())
     if not parameters or parameters[0].kind not in positional:
-        raise TypeError(f"stage {name!r} takes no record: its signature is {signature}")
+        raise TypeError(f"stage {name!r} needs a positional parameter for its record; its signature is {signature}")
     more = [p.name for p in parameters[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if more:
-        why = f"its parameter {more[0]!r} has no default: make options fields"
-        raise TypeError(f"stage {name!r} takes one record; {why}")
+        why = f"its parameter {more[0]!r} has no default: give it one, or make it a field of a stage class"
+        raise TypeError(f"stage {name!r} is called with one record, but {why}")
     missing = [f"the type of its parameter {parameters[0].name!r}"] * (parameters[0].annotation is signature.empty)
-    missing += ["the type of what it returns (->)"] * (signature.return_annotation is signature.empty)
+    missing += ["its return type (->)"] * (signature.return_annotation is signature.empty)
     if missing:
-        raise TypeError(f"stage {name!r} does not declare {' or '.join(missing)}; annotate it with the record types")
+        raise TypeError(f"stage {name!r} does not declare {' or '.join(missing)}: annotate both with record types")
 
 
 def accepts(takes: object, gives: object) -> bool:

@@ -30,14 +30,14 @@ LONG = 1024
 def check_attention(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Dropout must be 0, and the head dim must be static."""
     if argument(node, "dropout_p"):
-        return Rejection("dropout_p is not 0: random numbers are drawn in PyTorch", "call model.eval() first")
+        return Rejection("dropout_p is not 0: PyTorch samples the random numbers", "call model.eval() first")
     query = argument(node, "query").meta["val"]
     if isinstance(query.shape[-1], torch.SymInt):
-        return Rejection(f"the head dim, the last of the query, is {query.shape[-1]}; attention needs a static one")
+        return Rejection(f"the head dim, the query's last dim, is dynamic ({query.shape[-1]}); it must be static")
     if is_slow_attention(node, settings):
         return Rejection(
             "PyTorch's kernel is faster on GPUs of this compute capability (H200, 4,096 by 4,096: 186 µs, not 375)",
-            "faster_in_torch=False keeps it in TensorRT",
+            "faster_in_torch=False runs attention in TensorRT",
         )
     return True
 

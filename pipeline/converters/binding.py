@@ -90,8 +90,8 @@ def _argument_positions(function: Converter, target: Any, has_row: int) -> Place
     if unknown:
         has = ", ".join(names) or "none"
         raise TypeError(
-            f"{function.__qualname__} takes {', '.join(unknown)}, which {qualified_name(target)} has not among its "
-            f"arguments ({has}): name the parameter as the schema does, or give it a default"
+            f"{function.__qualname__} takes {', '.join(unknown)}, which {qualified_name(target)} does not have "
+            f"among its arguments ({has}): use the argument's name in the schema, or give it a default"
         )
     return tuple((p.name, names.index(p.name)) for p in wanted if p.name in names), False
 

@@ -34,16 +34,16 @@ def check_collective(node: Node, settings: CompilationSettings) -> bool | Reject
     if not settings.collectives_in_engine:
         return Rejection(BETWEEN_ENGINES)
     if not CAPABILITIES.collectives:
-        return Rejection(f"{LIBRARY} runs no collectives in engines: {BETWEEN_ENGINES}")
+        return Rejection(f"{LIBRARY} supports no collectives in engines: {BETWEEN_ENGINES}")
     groups = process_groups(node.graph.nodes)
     if len(groups) > 1:
-        return Rejection(f"an engine has one communicator, and the program's collectives join {len(groups)} groups")
+        return Rejection(f"an engine supports one process group, and the program's collectives use {len(groups)}")
     if "nccl" not in (backend := group_backend(groups[0])):
         return Rejection(
             f"an engine's collectives need NCCL, and the process group's backend is {backend or 'unknown'}"
         )
     if not follows_previous_collective(node):
-        return Rejection("it does not depend on the previous collective: ranks may run the two in different orders")
+        return Rejection("it does not depend on the previous collective, so ranks may run both in different orders")
     return _check_layer(node)
 
 
@@ -51,13 +51,13 @@ def _check_layer(node: Node) -> bool | Rejection:
     given, *others = bind(node.target, node.args, node.kwargs)
     value, reduction = given.meta["val"], "sum" if node.target is ALL_GATHER else str(others[0]).lower()
     if value.dtype not in DTYPES:
-        return Rejection(f"TensorRT sends no {str(value.dtype).removeprefix('torch.')} to other ranks")
+        return Rejection(f"TensorRT has no collectives for {str(value.dtype).removeprefix('torch.')} tensors")
     if reduction not in REDUCTIONS:
-        return Rejection(f"TensorRT has no reduction {reduction!r}, only {', '.join(REDUCTIONS)}")
+        return Rejection(f"TensorRT's collectives have no reduction {reduction!r}, only {', '.join(REDUCTIONS)}")
     if value.dim() == 0 and node.target is not ALL_REDUCE:
-        return Rejection("TensorRT gathers and scatters along the first dim, and the tensor is 0-d")
+        return Rejection("TensorRT gathers and scatters along the first dim, which a 0-d tensor does not have")
     if [user.target for user in node.users] != [WAIT]:
-        return Rejection("an engine waits for a collective at once, and the model reads the result before it waits")
+        return Rejection("the model reads the result before wait_tensor, or waits twice, which an engine cannot do")
     return True
 
 
@@ -93,5 +93,5 @@ def wait_tensor(net: Net, tensor: Value) -> Value:
     """wait_tensor(Tensor tensor) -> Tensor"""
     source = net.node.args[0]
     if not isinstance(source, Node) or source.name not in net.ctx.inside:
-        raise NetworkError(f"{source} runs in PyTorch: only the segment that begins a collective can wait for it")
+        raise NetworkError(f"wait_tensor is in an engine, but not its collective {source}: put both into one engine")
     return tensor

@@ -23,14 +23,14 @@ def check_convolution(node: torch.fx.Node, settings: CompilationSettings) -> boo
     """The input must be a floating-point tensor, and the shape of the kernel must be static."""
     weight = argument(node, "weight").meta["val"]
     if weight.dtype not in FLOATS:
-        return Rejection(f"the weight is {weight.dtype}, TensorRT convolves floating-point tensors only")
+        return Rejection(f"the weight is {weight.dtype}; TensorRT supports convolutions of floating-point tensors only")
     for dim, size in enumerate(weight.shape):
         if isinstance(size, torch.SymInt):
-            return Rejection(f"dim {dim} of the kernel is {size}; TensorRT takes kernels of static shape only")
+            return Rejection(f"dim {dim} of the kernel is dynamic ({size}); TensorRT supports static kernels only")
     kernel_is_cast = weight.dtype == torch.bfloat16  # such a deconvolution is computed in float32
     if argument(node, "transposed") and argument(node, "groups") > 1 and kernel_is_cast:
         return Rejection(
-            "for a transposed convolution in bfloat16 with groups RTX 1.4 returned -5e16 instead of 0.7",
+            "TensorRT-RTX 1.4 computes wrong results for transposed bfloat16 convolutions with groups",
             "use float16 or float32",
         )
     return True

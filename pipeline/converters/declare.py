@@ -42,7 +42,7 @@ def dynamo_tensorrt_converter(
     Python function such as `operator.getitem`; anything else is a `TypeError`. `enabled=False` declares nothing.
     """
     if isinstance(key, FunctionType) and [*inspect.signature(key).parameters][1:] == [*TAKES[1:]]:
-        raise TypeError(f"{key.__name__} is a converter: decorate it with @dynamo_tensorrt_converter(target)")
+        raise TypeError(f"the target is missing: decorate {key.__name__} with @dynamo_tensorrt_converter(target)")
     target = target_of(key)
 
     def declare(function: F) -> F:
@@ -56,7 +56,7 @@ def dynamo_tensorrt_converter(
 def _check_converter(function: object) -> None:
     """Raise a `TypeError` unless a function can be called with the five arguments of a converter."""
     if not callable(function):
-        raise TypeError(f"a converter is a function of ({', '.join(TAKES)}), not {kind_of(function)}")
+        raise TypeError(f"the converter is {kind_of(function)}: expected a function of ({', '.join(TAKES)})")
     if not isinstance(function, FunctionType | MethodType):
         return
     signature = inspect.signature(function, follow_wrapped=False)
@@ -64,14 +64,14 @@ def _check_converter(function: object) -> None:
         signature.bind(*TAKES)
     except TypeError as error:
         raise TypeError(
-            f"a converter takes ({', '.join(TAKES)}), and {function.__name__} takes {signature}: {error}"
+            f"a converter is called with ({', '.join(TAKES)}), but {function.__name__} takes {signature}: {error}"
         ) from None
 
 
 def declarations_of(function: object) -> tuple[Declaration, ...]:
     """Return the declarations attached to a function, all with this function, even if `functools.wraps` copied them."""
     if not callable(function) or (carried := records_of(function, ATTRIBUTE)) is None:
-        raise TypeError(f"{function!r} declares no converter; decorate it with @dynamo_tensorrt_converter(target)")
+        raise TypeError(f"{function!r} is not a converter: decorate it with @dynamo_tensorrt_converter(target)")
     return tuple(declaration.with_function(function) for declaration in carried)
 
 
@@ -85,11 +85,11 @@ def target_of(key: object) -> Target:
     if isinstance(key, OpOverloadPacket):
         return _single_overload(key)
     if not callable(key):
-        raise TypeError(f"a target is an OpOverload such as torch.ops.aten.add.Tensor, or a function, not {key!r}")
+        raise TypeError(f"the target is {key!r}: expected an operator such as torch.ops.aten.add.Tensor, or a function")
     if isinstance(key, type) and issubclass(key, torch.nn.Module):
-        raise TypeError(f"{key.__name__} is a module, which is traced to operators: {_traced_operator(key.__name__)}")
+        raise TypeError(f"a graph has no module {key.__name__}, only its operators: {_traced_operator(key.__name__)}")
     if name := traced_name(key):
-        raise TypeError(f"{name} is traced to operators: {_traced_operator(name.rpartition('.')[2])}")
+        raise TypeError(f"a graph has no {name}, only its operators: {_traced_operator(name.rpartition('.')[2])}")
     return key
 
 
@@ -100,8 +100,8 @@ def operator_by_name(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., 
     packet = getattr(getattr(torch.ops, namespace, None), operator, None) if match else None
     if not isinstance(packet, OpOverloadPacket) or overload not in (None, *packet.overloads()):
         close = [f"aten.{each}" for each in difflib.get_close_matches(operator, dir(torch.ops.aten), 3)]
-        near = f"; near it are {', '.join(close)}" if close else ""
-        raise ValueError(f"there is no operator {name!r}; 'aten.relu.default' is one, and 'aten::relu'{near}")
+        near = f"; similar names: {', '.join(close)}" if close else ""
+        raise ValueError(f"there is no operator {name!r}: expected a name as 'aten.relu.default' or 'aten::relu'{near}")
     found: OpOverload[..., Any] | OpOverloadPacket[..., Any] = getattr(packet, overload) if overload else packet
     return found
 
@@ -132,7 +132,7 @@ def _single_overload(packet: OpOverloadPacket[..., Any]) -> OpOverload[..., Any]
     chosen = [name for name in overloads if name != "out"] if len(overloads) == 2 else overloads
     if len(chosen) != 1:
         choices = ", ".join(f"torch.ops.{packet}.{name}" for name in overloads)
-        raise TypeError(f"torch.ops.{packet} has {len(overloads)} overloads; say which: {choices}")
+        raise TypeError(f"torch.ops.{packet} has {len(overloads)} overloads: pass one of them, {choices}")
     only: OpOverload[..., Any] = getattr(packet, chosen[0])
     return only
 
@@ -142,7 +142,7 @@ def attach(function: F, attribute: str, records: tuple[Any, ...]) -> F:
     try:
         setattr(function, attribute, (records_of(function, attribute) or ()) + records)
     except (AttributeError, TypeError) as error:
-        raise TypeError(f"{function!r} takes no attributes, so it cannot be declared; use a function") from error
+        raise TypeError(f"{function!r} cannot be declared, as it has no writable attributes: use a function") from error
     return function
 
 
@@ -157,7 +157,7 @@ def collect(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[
     functions imported from another module. The order is by module name, then by definition."""
     modules = [*modules]
     if wrong := [module for module in modules if not isinstance(module, ModuleType)]:
-        raise TypeError(f"of() takes modules, not {wrong[0]!r}; pass functions to register()")
+        raise TypeError(f"of() takes modules, not {wrong[0]!r}: call register() to add functions")
     for module in sorted({*modules}, key=lambda module: module.__name__):
         for value in _module_values(module):
             by_factory = "<locals>" in getattr(value, "__qualname__", "<locals>")

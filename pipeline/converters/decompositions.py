@@ -35,7 +35,7 @@ def register_torch_trt_decomposition(
     operators = _operators(op)
     if registry is not None and not isinstance(registry, MutableMapping):
         raise TypeError(
-            f"registry must be a dict, to which the function is added, not {registry!r}: tables never change; "
+            f"registry is {registry!r}: expected a dict, to which the function is added. A table is immutable: "
             "pipeline.DECOMPOSITIONS.register(function) returns a new one"
         )
 
@@ -43,7 +43,7 @@ def register_torch_trt_decomposition(
         table: MutableMapping[Op, Decomposition] = {} if registry is None else registry
         for each in operators:
             if table.setdefault(each, function) is not function:
-                raise ValueError(f"{each} already has a decomposition in the registry; remove it first")
+                raise ValueError(f"the dict registry already has a decomposition of {each}: remove it first")
         return attach(function, ATTRIBUTE, operators)
 
     return declare
@@ -61,7 +61,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
         for op, function in _declared_pairs(collect(modules, ATTRIBUTE)):
             if found.setdefault(op, function) is not function:
                 names = f"{function_name(found[op])} and {function_name(function)}"
-                raise ValueError(f"{op} has two decompositions: {names}")
+                raise ValueError(f"the modules declare two decompositions of {op}: {names}. Keep one of them")
         return cls(found)
 
     def register(self, *functions: Decomposition) -> DecompositionTable:
@@ -91,7 +91,7 @@ def _operators(key: object) -> tuple[Op, ...]:
         return tuple(op for op in overloads if not op._schema.is_mutable and "Tensor" in str(op._schema))
     if isinstance(op := target_of(key), OpOverload):
         return (op,)
-    raise TypeError(f"a decomposition needs an OpOverload such as torch.ops.aten.addcmul.default, not {key!r}")
+    raise TypeError(f"cannot decompose {key!r}: expected an OpOverload such as torch.ops.aten.addcmul.default")
 
 
 def select_decompositions(
@@ -105,17 +105,17 @@ def select_decompositions(
     given, left = _check_keys(enabled, "enabled"), _check_keys(disabled, "disabled")
     on, off = _operators_of_keys(given) - torch_enabled_decompositions, _operators_of_keys(left)
     if both := sorted(map(str, _operators_of_keys(given) & off)):
-        raise ValueError(f"{both[0]} is in torch_enabled_decompositions and in torch_disabled_decompositions")
+        raise ValueError(f"{both[0]} is in torch_enabled_decompositions and torch_disabled_decompositions: remove one")
     off = off - torch_disabled_decompositions if off >= torch_disabled_decompositions else off
     if missing := sorted(str(op) for op in on if op not in torch._decomp.decomposition_table):
         raise ValueError(
-            f"torch_enabled_decompositions: torch has none of {missing[0]}; "
-            "decompositions=pipeline.DECOMPOSITIONS.register(…) adds one of your own"
+            f"torch_enabled_decompositions has {missing[0]}, which torch does not decompose; "
+            "add your own with decompositions=pipeline.DECOMPOSITIONS.register(…)"
         )
     for key in left:
         if not any(op in decompositions or _torch_decomposes(op) for op in _operators(key)):
-            why = "nothing takes it apart: no decomposition of it is registered, and torch has none"
-            warn(f"{key} in torch_disabled_decompositions is not used: {why}", UnreachedWarning)
+            why = "neither pipeline nor torch has a decomposition of this operator"
+            warn(f"{key} in torch_disabled_decompositions has no effect: {why}", UnreachedWarning)
     theirs = DecompositionTable({op: torch._decomp.decomposition_table[op] for op in on if op not in decompositions})
     return theirs | decompositions, off
 
@@ -127,7 +127,7 @@ def _torch_decomposes(op: Op) -> bool:
 
 def _check_keys(ops: Iterable[Any] | None, name: str) -> tuple[Any, ...]:
     if isinstance(ops, str | bytes | OpOverload | OpOverloadPacket) or not isinstance(ops, Iterable | None):
-        raise TypeError(f"torch_{name}_decompositions takes a collection of operators, not {ops!r}")
+        raise TypeError(f"torch_{name}_decompositions is {ops!r}: expected a collection of operators, such as a set")
     return tuple(ops or ())
 
 
@@ -138,7 +138,7 @@ def _operators_of_keys(keys: Iterable[Any]) -> frozenset[Op]:
 def _declared_pairs(functions: Iterable[Decomposition]) -> Iterator[tuple[Op, Decomposition]]:
     for function in functions:
         if (declared := records_of(function, ATTRIBUTE)) is None:
-            raise TypeError(f"{function!r} declares no decomposition; use @register_torch_trt_decomposition(op)")
+            raise TypeError(f"{function!r} is no decomposition: decorate it with @register_torch_trt_decomposition(op)")
         yield from ((op, function) for op in declared)
 
 

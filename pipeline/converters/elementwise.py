@@ -109,7 +109,7 @@ def check_bitwise(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
     value = node.meta["val"]
     if value.dtype == torch.bool or value.dim() < 8 or elementwise_bits.is_low_mask(node.args[1]):
         return True
-    return Rejection(f"digits of integers of rank {value.dim()} need a further dim, and TensorRT supports at most 8")
+    return Rejection(f"bits of integers of rank {value.dim()} need one more dim, and TensorRT supports at most 8 dims")
 
 
 @converts(invert_table(BITWISE), validator=check_bitwise)

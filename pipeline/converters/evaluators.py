@@ -30,7 +30,7 @@ def _check_int(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rej
     value = node.meta.get("val")
     if isinstance(value, (int, torch.SymInt)):
         return True
-    return Rejection(f"{node.name} is {kind_of(value)}: only symbolic ints enter an engine")
+    return Rejection(f"{node.name} is {kind_of(value)}: engines compute with symbolic ints only")
 
 
 @converts(
@@ -47,7 +47,7 @@ def size(net: Net) -> Any:
 
 def _check_condition(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The condition must be known at compile time or guarded by the program, since engines have no Python bools."""
-    reason = f"{node.name} depends on dynamic sizes, and engines have no Python bools"
+    reason = f"{node.name} is a Python bool of dynamic sizes, which engines do not support"
     return isinstance(node.meta.get("val"), bool) or Rejection(reason)
 
 

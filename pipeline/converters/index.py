@@ -39,10 +39,10 @@ def _check_bags(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
     """Only the first result, the bags, can be read; bags times indices times columns must be at most 2**31 - 1."""
     for user in node.users:
         if user.target is not operator.getitem or user.args[1] != 0:
-            return Rejection(f"{user.name} reads a result for the gradient: an engine returns the bags only")
+            return Rejection(f"{user.name} reads an output for gradients, and an engine computes the first output only")
     weight, indices = argument(node, "weight").meta["val"], argument(node, "indices").meta["val"]
     if indices.dim() != 1:
-        return Rejection(f"the indices have rank {indices.dim()}; offsets need indices of rank 1")
+        return Rejection(f"the indices have rank {indices.dim()}; the converter supports rank 1, with offsets")
     return check_comparison_size(node.meta["val"][0].shape[0], indices.shape[0], weight.shape[1])
 
 
@@ -76,7 +76,7 @@ def _check_indices(node: torch.fx.Node, settings: CompilationSettings) -> bool |
     place, dtype = masks[0]
     return Rejection(
         f"{argument(node, 'indices')[place]} is a mask ({dtype}): the shape of the result depends on its values",
-        "torch.where, or masked_fill, keeps the shape",
+        "use torch.where or masked_fill, whose result has the shape of the input",
     )
 
 
@@ -121,12 +121,12 @@ def _check_write(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     tensors, x = _index_tensors(node), argument(node, "self").meta["val"]
     if not all(t.dtype in INTEGERS for _, t in tensors):
         if len(tensors) > 1:
-            return Rejection("a mask beside other indices selects a data-dependent number", "use torch.where")
+            return Rejection("a mask with other indices selects a data-dependent number of elements", "use torch.where")
         return True
     if not argument(node, "accumulate"):
         return True
     if x.dim() - len(tensors) > 6:
-        return Rejection("accumulating into rank 8 needs rank 9, and the maximum is 8", "flatten two of its dims")
+        return Rejection("index_put with accumulate needs rank 9 here, and TensorRT supports 8", "flatten two dims")
     return check_comparison_size(*x.shape, *torch.broadcast_shapes(*(t.shape for _, t in tensors)))
 
 
@@ -158,7 +158,7 @@ def _check_classes(node: torch.fx.Node, settings: CompilationSettings) -> bool |
     classes = argument(node, "num_classes")
     if isinstance(classes, int) and classes > 0:
         return True
-    return Rejection("the number of classes is data-dependent (the largest index)", "give one_hot its num_classes")
+    return Rejection("the number of classes is data-dependent (the largest index)", "pass num_classes to one_hot")
 
 
 @converts(aten.one_hot.default, validator=_check_classes)
@@ -169,7 +169,7 @@ def one_hot(net: Net, input: Value, num_classes: int) -> ITensor:
 
 def check_cumulative_layer(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """TensorRT must have a cumulative sum layer (10.8), which numbers the elements that the mask selects."""
-    return CAPABILITIES.cumulative or Rejection(f"{LIBRARY} has no cumulative sum")
+    return CAPABILITIES.cumulative or Rejection(f"{LIBRARY} has no layer for cumulative sums, which the operator needs")
 
 
 @converts(aten.masked_scatter.default, validator=check_cumulative_layer)

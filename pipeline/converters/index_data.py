@@ -29,8 +29,8 @@ from pipeline.trt import CAPABILITIES, LIBRARY
 
 MASKS = (torch.bool, torch.uint8)
 NO_NONZERO = Rejection(
-    f"{LIBRARY} has no NonZero layer, and the number of elements is data-dependent",
-    "use the tensorrt package, or torch.where, which keeps the shape",
+    f"{LIBRARY} has no NonZero layer, and the result has a data-dependent number of elements",
+    "use the tensorrt package, or torch.where, whose result has the shape of its input",
 )
 
 
@@ -104,14 +104,14 @@ CHECKS = (
 def _check_item(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The number must be an int used as an index (``x[i]``), a factor or a term, and no shape may depend on it."""
     if not isinstance(node.meta["val"], (int, torch.SymInt)):
-        return Rejection(f"{node.name} is {kind_of(node.meta['val'])} that Python reads from a tensor")
+        return Rejection(f"{node.name} is {kind_of(node.meta['val'])} that Python reads from a tensor: expected an int")
     for user in node.users:
         places = {i for i, given in enumerate(user.args) if given is node}
         reads = places and not user.kwargs and places <= {*READERS.get(user.target, ())}
         if user.target not in CHECKS and not reads:
             reason = f"Python reads {node.name} from the result of {_describe_producer(node)}"
-            hint = "keep the number a tensor: do not call item()"
-            return Rejection(f"{reason}, and {user.name} needs its value", hint)
+            hint = "use the tensor instead of its item()"
+            return Rejection(f"{reason}, and {user.name} needs this number in Python", hint)
     return True
 
 

@@ -89,7 +89,7 @@ class Lookup(Mapping[Any, Entry]):
     def choose(self, node: Node) -> Choice | Refusal:
         """Return the first converter that accepts the node, or a refusal with one or more reasons per converter."""
         if node.op != "call_function":
-            return Refusal((Rejection(f"{node.name} calls no operator: it is of kind {node.op}"),))
+            return Refusal((Rejection(f"{node.name} is a {node.op} node: only call_function nodes are converted"),))
         if is_kept_in_torch(node.target, node.meta, self.settings):
             return Refusal((Rejection(f"torch_executed_ops keeps {qualified_name(node.target)} in PyTorch"),))
         reasons: dict[Rejection, None] = {}
@@ -187,8 +187,8 @@ def find_rejection(support: ConverterSupport, node: Node, settings: CompilationS
     if verdict is not None or CAPABILITIES.nonzero or not support.requires_output_allocator:
         return verdict
     return Rejection(
-        f"the result has a data-dependent size, which the converter {support.name} leaves to an output allocator, and "
-        f"{CAPABILITIES.flavour} has no layer that needs one"
+        f"the result has a data-dependent size, for which the converter {support.name} needs an output allocator, and "
+        f"{CAPABILITIES.flavour} has no layers with such sizes"
     )
 
 
@@ -199,7 +199,7 @@ def reject_dynamic_sizes(
     if support.supports_dynamic_shapes or settings.assume_dynamic_shape_support:
         return None
     places = ", ".join(describe_symbolic_dims(args, kwargs, value))
-    return Rejection(f"the converter {support.name} takes static shapes only, but {places}") if places else None
+    return Rejection(f"the converter {support.name} supports static shapes only, but {places}") if places else None
 
 
 def _validate(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
@@ -219,8 +219,8 @@ def _validate(support: ConverterSupport, node: Node, settings: CompilationSettin
             "as pipeline.Rejection(reason, hint)"
         )
     if isinstance(verdict, _SYMBOLIC):  # its truth value would add a guard on the graph's shapes
-        return Rejection(f"the converter's validator {name} depends on a symbolic dim: {verdict}")
-    return None if verdict else Rejection(f"the converter's validator {name} refuses it", validator_summary(validator))
+        return Rejection(f"the converter's validator {name} returned a condition on symbolic dims: {verdict}")
+    return None if verdict else Rejection(f"the validator {name} rejects this call", validator_summary(validator))
 
 
 @lru_cache

@@ -48,7 +48,7 @@ def layer_norm(
 def check_channels(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The number of channels must be static, since each channel has its own weight."""
     channels = argument(node, "input").meta["val"].shape[1]
-    reason = f"dim 1 of the input, the channels, is {channels}; normalization needs a static number of them"
+    reason = f"dim 1 of the input, the channels, is dynamic ({channels}); normalization needs static channels"
     return not isinstance(channels, torch.SymInt) or Rejection(reason)
 
 
@@ -81,7 +81,7 @@ def check_statistics(node: torch.fx.Node, settings: CompilationSettings) -> bool
     """Only statistics of the input are supported; with running statistics, it is decomposed as a batch norm."""
     if argument(node, "use_input_stats"):
         return check_channels(node, settings)
-    return Rejection("it uses running statistics, as a batch norm does")
+    return Rejection("use_input_stats is False: with running statistics it is a batch norm, and is decomposed to one")
 
 
 @converts(aten.instance_norm.default, validator=check_statistics)

@@ -69,7 +69,7 @@ def _reject_dynamic(node: torch.fx.Node, reason: str) -> Rejection:
     """Return a rejection that names the dynamic dim of the input and says what needs it to be static."""
     shape = argument(node, "self").meta["val"].shape
     dim = next(i for i, s in reversed(list(enumerate(shape))) if isinstance(s, torch.SymInt))
-    return Rejection(f"dim {dim} of the input is {shape[dim]}; {reason} needs static sizes")
+    return Rejection(f"dim {dim} of the input is dynamic ({shape[dim]}); {reason} needs static sizes")
 
 
 def _check_max_pool(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -122,7 +122,7 @@ def _check_average_pool(node: torch.fx.Node, settings: CompilationSettings) -> b
     """The input must be floating-point; ceil_mode needs static sizes, unless a single window covers the input."""
     x = argument(node, "self").meta["val"]
     if not x.is_floating_point():
-        return Rejection(f"the input is {x.dtype}, TensorRT averages floating-point tensors only")
+        return Rejection(f"the input is {x.dtype}; TensorRT supports average pooling of floating-point tensors only")
     windows = _pool_windows(node, AVERAGE[node.target])
     if not windows.rounds_up or _has_single_window(node, windows):
         return True
@@ -166,7 +166,7 @@ def check_pooled_dims(node: torch.fx.Node, settings: CompilationSettings) -> boo
         if before != after and after != 1 and not (isinstance(before, int) and isinstance(after, int)):
             return Rejection(f"dim {dim} of the input is {before}; adaptive pooling to {after} needs a static size")
         if not isinstance(before, int) and indices_are_read(node):
-            return Rejection(f"dim {dim} of the input is {before}; pooling with indices needs a static size")
+            return Rejection(f"dim {dim} of the input is dynamic ({before}); pooling with indices needs a static size")
     return True
 
 

@@ -26,15 +26,13 @@ PASSING = (Kind.COPIES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSE
 def check_library(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Quantized networks need TensorRT-RTX 1.6 or later; FP4 also needs GPUs of compute capability 12.0 or later."""
     if not CAPABILITIES.quantization:
-        return Rejection(
-            f"{LIBRARY} builds no quantized network", "install one that does: pip install 'tensorrt-rtx>=1.6.1'"
-        )
+        return Rejection(f"{LIBRARY} does not support quantized networks", "run pip install 'tensorrt-rtx>=1.6.1'")
     numbered = (c for c in settings.compute_capabilities if c[:1].isdigit())
     older = [c for c in numbered if tuple(int(part) for part in c.split(".") if part.isdigit()) < FP4_FROM]
     if argument(node, "type") == "fp4" and (older or not settings.compute_capabilities):
         wanted = f"{', '.join(older)} is requested" if older else "engines are built for older GPUs by default"
         return Rejection(
-            f"FP4 needs a GPU of compute capability 12.0, and {wanted}", 'pass compute_capabilities=("12.0",)'
+            f"FP4 needs a GPU of compute capability 12.0, but {wanted}", 'pass compute_capabilities=("12.0",)'
         )
     return True
 
@@ -43,14 +41,14 @@ def check_dequantize(node: torch.fx.Node, settings: CompilationSettings) -> bool
     """Quantized values must be constant (TensorRT-RTX passes none between layers); blocks must divide the tensor."""
     codes, scale = argument(node, "input"), argument(node, "scale")
     if isinstance(codes, torch.fx.Node) and codes.op != "placeholder":
-        return Rejection("the quantized values are computed; TensorRT-RTX dequantizes constants, and pairs as a whole")
+        return Rejection("the quantized values are computed; TensorRT-RTX dequantizes constants and fake_quantize only")
     type, shape, block = argument(node, "type"), node.meta["val"].shape, argument(node, "block")
     if TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type):
-        return Rejection(f"a row has an odd number of {type} values, two of which are stored in a byte")
+        return Rejection(f"a row has an odd number of {type} values, and TensorRT stores two in each byte")
     sizes = scale.meta["val"].shape
     for dim, (size, each) in enumerate(zip(shape, block, strict=True)):
         if len(sizes) and each > 1 and size % each:
-            return Rejection(f"blocks of {each} do not divide dim {dim} of the weight, which is {size}")
+            return Rejection(f"the block size {each} does not divide dim {dim} of the weight, {size}")
     return _check_dtype(node) and check_library(node, settings)
 
 
@@ -63,7 +61,7 @@ def check_fake_quantize(node: torch.fx.Node, settings: CompilationSettings) -> b
     """The scale must be one constant for the whole tensor."""
     scale = argument(node, "scale")
     if isinstance(scale, torch.fx.Node) and scale.op != "placeholder":
-        return Rejection("the scale is computed; TensorRT takes constants only")
+        return Rejection("the quantization scale is computed; TensorRT supports constant scales only")
     return _check_dtype(node) and check_library(node, settings)
 
 
@@ -84,9 +82,9 @@ def check_blocks(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     """The rank must be 2 or 3, and blocks must divide the last dim."""
     size, value = argument(node, "size"), node.meta["val"]
     if value.dim() not in (2, 3):
-        return Rejection(f"the rank is {value.dim()}, and TensorRT finds scales of blocks in ranks 2 and 3")
+        return Rejection(f"the rank is {value.dim()}; TensorRT computes scales of blocks for ranks 2 and 3 only")
     if value.shape[-1] % size:
-        return Rejection(f"blocks of {size} do not divide the last dim, {value.shape[-1]}")
+        return Rejection(f"the block size {size} does not divide the last dim, {value.shape[-1]}")
     return _check_dtype(node) and check_library(node, settings)
 
 

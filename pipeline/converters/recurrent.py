@@ -38,7 +38,7 @@ def check_no_dropout(node: torch.fx.Node, settings: CompilationSettings) -> bool
     """There must be no dropout between the layers of the recurrent network."""
     drops = argument(node, "train") and argument(node, "dropout") and argument(node, "num_layers") > 1
     return not drops or Rejection(
-        "dropout draws random numbers: an engine would draw other numbers than eager", "call model.eval() first"
+        "dropout samples random numbers, and only PyTorch samples the same as eager", "call model.eval() first"
     )
 
 

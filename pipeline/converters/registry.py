@@ -64,7 +64,7 @@ def _sort_by_priority(declarations: Iterable[Declaration]) -> Candidates:
     by_target: dict[Target, list[Declaration]] = {}
     for declaration in declarations:
         if not isinstance(declaration, Declaration):
-            raise TypeError(f"a ConverterRegistry is made of declarations, not {declaration!r}; {_HOW}")
+            raise TypeError(f"ConverterRegistry takes declarations of converters, not {declaration!r}; {_HOW}")
         by_target.setdefault(declaration.key, []).append(declaration)
     return FrozenDict({target: _order_candidates(found) for target, found in by_target.items()})
 
@@ -103,7 +103,7 @@ class ConverterRegistry(Lookup):
         keys: dict[Target, Any] = {}
         for key in converters:
             if keys.setdefault(target_of(key), key) is not key:
-                raise ValueError(f"{keys[target_of(key)]!r} and {key!r} are one operator: remove one of the two")
+                raise ValueError(f"the keys {keys[target_of(key)]!r} and {key!r} are one operator: remove one of them")
         return cls(
             Declaration(target, ConverterSupport(converters[key]), convention=CallingConvention.LEGACY)
             for target, key in keys.items()
@@ -157,7 +157,7 @@ def _oldest_first(candidates: tuple[Declaration, ...]) -> tuple[Declaration, ...
 def _flatten_functions(converters: Iterable[Any]) -> Iterable[Callable[..., Any]]:
     for converter in converters:
         if isinstance(converter, Mapping):
-            raise TypeError(f"{kind_of(converter)} declares no converters; {_HOW}")
+            raise TypeError(f"register() takes functions, not {kind_of(converter)}; {_HOW}")
         if records_of(converter, ATTRIBUTE) is None and isinstance(converter, Iterable):
             yield from converter
         else:

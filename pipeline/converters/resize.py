@@ -90,7 +90,7 @@ def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     """The input must be floating-point, or the mode nearest; dynamic dims need a size, or a scale such as 0.5 or 2."""
     x, how = node.all_input_nodes[0].meta["val"], _resize_options(node, TARGETS[node.target])
     if not x.is_floating_point() and not how.is_nearest:
-        return Rejection(f"the input is {x.dtype}, TensorRT interpolates floating-point tensors only")
+        return Rejection(f"the input is {x.dtype}; TensorRT interpolates floating-point tensors only")
     rows = _resized_dims(node)
     by_scales = _uses_scales(rows, False)
     for dim, (before, after, scale) in enumerate(rows, 2):
@@ -98,11 +98,11 @@ def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
             continue
         if how.antialias:
             which, size = ("result", after) if isinstance(before, int) else ("input", before)
-            return Rejection(f"dim {dim} of the {which} is {size}; antialiasing needs static sizes")
+            return Rejection(f"dim {dim} of the {which} is dynamic ({size}); antialiasing needs static sizes")
         if scale is not None and not by_scales and not scale.is_integer():
             return Rejection(
-                f"dim {dim} of the input is {before}, and TensorRT rounds its product with the scale {scale}",
-                "give a size, or a scale such as 0.5, 1.5 or 2",
+                f"dim {dim} of the input is {before}, and TensorRT rounds its dynamic product with the scale {scale}",
+                "pass a size, or a scale such as 0.5, 1.5 or 2",
             )
     return True
 
@@ -139,7 +139,7 @@ def _layer_scale(row: ResizedDim, tapped: bool) -> float:
 def check_grid(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The input must be 2-d images [N, C, H, W]; TensorRT does not sample 3-d volumes."""
     dims = argument(node, "input").meta["val"].dim()
-    return dims == 4 or Rejection(f"the input has {dims} dims; TensorRT samples on grids of planes, in 4 dims")
+    return dims == 4 or Rejection(f"the input has {dims} dims; TensorRT's grid_sample needs 4 dims, [N, C, H, W]")
 
 
 @converts(aten.grid_sampler.default, aten.grid_sampler_2d.default, validator=check_grid)

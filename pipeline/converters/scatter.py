@@ -55,8 +55,8 @@ def check_comparison_size(*sizes: Any) -> bool | Rejection:
     if count <= MOST:
         return True
     return Rejection(
-        f"TensorRT's scatter does not reduce, and comparing every index with every position takes {count} elements, "
-        f"of which a tensor has at most {MOST}"
+        f"TensorRT has no scatter with reduction; comparing every index with every position needs {count} elements, "
+        f"and a tensor has at most {MOST}"
     )
 
 
@@ -64,7 +64,7 @@ def _check_reduce(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
     """Positions times indices must be at most 2**31 - 1, since all pairs are compared, and the rank at most 7."""
     x, index = argument(node, "self").meta["val"], argument(node, "index").meta["val"]
     if x.dim() > 7:
-        return Rejection("reducing into rank 8 needs rank 9, and the maximum is 8", "flatten two of its dims")
+        return Rejection("a scatter with reduction needs rank 9 here, and TensorRT supports rank 8", "flatten two dims")
     return check_comparison_size(*x.shape, index.numel() if index.dim() < 2 else index.shape[argument(node, "dim")])
 
 

@@ -144,7 +144,7 @@ def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     old, new = argument(node, "self").meta["val"].numel(), node.meta["val"].numel()
     if statically_known_true(new <= old):
         return True
-    return Rejection(f"resizes {old} elements to {new}: the additional ones would be undefined")
+    return Rejection(f"resize from {old} to {new} elements leaves the additional elements undefined")
 
 
 @converts(aten.resize.default, validator=check_resize)

@@ -25,7 +25,7 @@ def check_k(node: torch.fx.Node, settings: CompilationSettings) -> bool | Reject
     """k must be at most 3840, the maximum of TensorRT's TopK."""
     k = argument(node, "k")
     size = k.meta["val"] if isinstance(k, torch.fx.Node) else k
-    return upper_bound(size) <= _sort.MAX_K or Rejection(f"k is {k}, TensorRT takes at most {_sort.MAX_K}")
+    return upper_bound(size) <= _sort.MAX_K or Rejection(f"k is {k}; TensorRT supports at most {_sort.MAX_K}")
 
 
 def check_length(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -34,7 +34,7 @@ def check_length(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
     length = self.shape[dim] if self.dim() else 1
     if upper_bound(length) <= _sort.MAX_K:
         return True
-    return Rejection(f"dim {dim} has up to {length} elements, TensorRT sorts at most {_sort.MAX_K}")
+    return Rejection(f"dim {dim} has up to {length} elements; TensorRT sorts at most {_sort.MAX_K}")
 
 
 @converts(aten.topk.default, validator=check_k)

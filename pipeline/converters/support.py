@@ -27,7 +27,7 @@ def get_graph_converter_support(
     """Return how many of a graph's operator calls a converter accepts, and the total number of calls. `registry`
     defaults to `pipeline.converters.DYNAMO_CONVERTERS`."""
     if not isinstance(gm, torch.fx.GraphModule):
-        graph = "pipeline.capture(model, args).graph_module is one"
+        graph = "pass pipeline.capture(model, args).graph_module"
         raise TypeError(f"get_graph_converter_support takes a torch.fx.GraphModule, not {kind_of(gm)}: {graph}")
     settings = CompilationSettings(torch_executed_ops=frozenset(torch_executed_ops))
     lookup = (DYNAMO_CONVERTERS if registry is None else registry).bind(settings)

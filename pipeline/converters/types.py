@@ -37,7 +37,7 @@ def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True)
     """
     for key, allowed in types.items():
         if isinstance(key, bool) or not isinstance(key, int | str) or (isinstance(key, int) and key < 0):
-            raise TypeError(f"enforce_tensor_types: {key!r} is neither a position in args nor a name in kwargs")
+            raise TypeError(f"enforce_tensor_types: the key {key!r} is neither a position in args nor a name in kwargs")
         if not isinstance(allowed, tuple) or not allowed or not all(isinstance(kind, type) for kind in allowed):
             raise TypeError(f"enforce_tensor_types: argument {key!r} needs a tuple of types, not {allowed!r}")
 
@@ -82,7 +82,7 @@ def _promote(ctx: Any, name: str, value: Any, target: type) -> Any:
     memory, so that weights created from the array can be refitted."""
     if target is np.ndarray and isinstance(value, torch.Tensor):
         if value.dtype == torch.bfloat16:
-            raise TypeError("numpy has no bfloat16: allow torch.Tensor, whose trt.Weights are made of its data_ptr()")
+            raise TypeError("numpy has no bfloat16: allow torch.Tensor, and create trt.Weights from its data_ptr()")
         return value.detach().numpy()
     if target is np.ndarray:
         return np.asarray(_copy_to_tensor(value))

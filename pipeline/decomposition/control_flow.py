@@ -63,7 +63,7 @@ def _condition_obstacle(node: Node) -> str:
         return "a size decides which branch runs, and a branch may be valid for its sizes only"
     values = node.meta.get("val") or (None,)
     if not all(isinstance(value, torch.Tensor) for value in values):
-        return "the branches return numbers, not tensors"
+        return "the branches return Python numbers instead of tensors"
     given = (x.meta.get("val") for x in node.all_input_nodes)
     made, known = (
         {size for value in each if isinstance(value, torch.Tensor) for size in free_unbacked_symbols(value)}
@@ -86,9 +86,9 @@ def _branch_only_reason(node: Node) -> str:
 def _scan_obstacle(node: Node) -> str:
     steps, body = _step_count(node), branch_graphs(node)
     if not isinstance(steps, int):
-        return "the number of steps is a dynamic size"
+        return "the number of loop steps is a dynamic size"
     operators: int = steps * sum(each.op == "call_function" for graph in body for each in graph.graph.nodes)
-    return f"the {steps} steps are {operators} operators, more than {MOST_NODES}" * (operators > MOST_NODES)
+    return f"the {steps} loop steps have {operators} operators, more than {MOST_NODES}" * (operators > MOST_NODES)
 
 
 def _inline_obstacle(node: Node, module: torch.fx.GraphModule) -> str:

@@ -123,7 +123,7 @@ class _UnusedSearch:
         verdict = self.verdicts[call.name]
         if verdict.choice is None:
             return f"{call.name} runs in PyTorch: {'; '.join(reason.reason for reason in verdict.reasons)}", hint
-        return f"{verdict.choice.support.name} comes before it, and accepts {call.name}", hint
+        return f"{verdict.choice.support.name} has precedence, and accepts {call.name}", hint
 
     def unused_entries(self, unmatched: list[object]) -> Iterator[Unreached]:
         """Yield an entry for each of these unused entries of ``torch_executed_ops``, with the reason and a hint."""
@@ -145,9 +145,9 @@ class _UnusedSearch:
         if is_kept_in_torch(call.target, call.meta, self.claims.lookup.settings):
             return f"torch_executed_ops keeps {call.name} in PyTorch", ""
         if op in self.choices.disabled:
-            return "torch_disabled_decompositions has the operator", "remove one of the two"
+            return "torch_disabled_decompositions has the same operator", "remove it there, or this decomposition"
         if op in self.claims.high:
-            return "a HIGH converter of the operator comes before it", "remove one of the two"
+            return "a HIGH converter of the operator is used instead of it", "remove one of the two"
         if call.target is not op:
             return f"{qualified_name(call.target)}, a composite of {qualified_name(op)}, is not decomposed", ""
         return "the decomposition returned NotImplemented or the operator itself for every call", ""

@@ -37,17 +37,17 @@ def trace_collectives() -> AbstractContextManager[None]:
 @cache
 def _replacements(_: bool) -> Patches:
     """Return the patches of torch for an export; those in DTensor's modules only if these modules are imported."""
-    why = "calls a process group, and torch.export knows operators only"
+    why = "calls methods of a process group, which torch.export cannot capture: it captures operators only"
     rows = [
         Replacement(torch.distributed, name, partial(_call_op, own), why, "sharded") for name, own in IN_PLACE.items()
     ]
-    why = "stops at a DTensor that is made inside: its placements are no nodes"
+    why = "fails at a DTensor that forward creates: its placements are not nodes"
     rows.append(Replacement(wrappers, "_emit_flat_apply_call", _do_nothing, why, "sharded"))
     modules = [each for name, each in sys.modules.items() if name.startswith("torch.distributed.tensor.")]
     why, name = "traces its own calls of an operator, the first time", "_propagate_tensor_meta_non_cached"
     owners = {vars(each)["ShardingPropagator"] for each in modules if "ShardingPropagator" in vars(each)}
     rows += [Replacement(each, name, _untraced, why, "sharded", before=(2, 13)) for each in owners]
-    why = "bounds a varying size, to shard it where it need not be"
+    why = "limits the range of a dynamic size without need, in order to shard it"
     asking = [each for each in modules if "is_tensor_shardable" in vars(each)]
     return Patches((*rows, *(Replacement(each, "is_tensor_shardable", _can_shard, why, "sharded") for each in asking)))
 

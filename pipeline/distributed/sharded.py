@@ -29,7 +29,7 @@ WRAPPERS: Final = {
     "DistributedDataParallel": "which synchronizes gradients",
 }
 """torch's wrappers of modules for training, which cannot be compiled."""
-UNWRAPPED: Final = "compile the module as it was before: shard it by parallelize_module, or not at all"
+UNWRAPPED: Final = "compile the module without this wrapper: shard it by parallelize_module, or not at all"
 
 
 @frozen(eq=False)
@@ -113,15 +113,15 @@ def _check_wrappers(model: nn.Module) -> None:
     for each in model.modules():
         for kind in type(each).__mro__:
             if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
-                raise CaptureError(f"the model is of {kind.__name__}, {WRAPPERS[kind.__name__]}", UNWRAPPED)
+                raise CaptureError(f"the model is wrapped in {kind.__name__}, {WRAPPERS[kind.__name__]}", UNWRAPPED)
 
 
 def _check_device(sharded: Sequence[ShardedTensor], device: str | None) -> None:
     """Raise a CaptureError if ``device`` is not the device type of the mesh that the module is sharded over."""
     found = next((each.whole.device_mesh.device_type for each in sharded), None)
     if device is not None and found is not None and torch.device(device).type != found:
-        why = f"the model is sharded over a mesh of {found}, and is captured as on {device}"
-        raise CaptureError(why, f"shard it over a mesh of {device}, a rank a device, or leave device out")
+        why = f"the model is sharded over a DeviceMesh of {found}, but is captured with device={device}"
+        raise CaptureError(why, f"shard it over a DeviceMesh of {device}, one device for each rank, or omit device")
 
 
 def check_callable(model: nn.Module) -> None:
@@ -129,8 +129,8 @@ def check_callable(model: nn.Module) -> None:
     places = _sharded_tensors(model) if "torch.distributed.tensor" in sys.modules else []
     meshes = (each.whole.device_mesh for each in places if each.whole.device_mesh.device_type == "cuda")
     if any(runs_on_host(group.group_name) for mesh in meshes for group in mesh.get_all_groups()):
-        why = f"{type(model).__name__} is sharded over GPUs with gloo, which torch cannot call, and a call is needed"
-        raise CaptureError(why, 'use the backend "nccl"; pipeline.compile(model, …) needs no call')
+        why = f"{type(model).__name__} is sharded over GPUs with the backend gloo, with which a call of it crashes"
+        raise CaptureError(why, 'use the backend "nccl", or pipeline.compile(model, …), which does not call it')
 
 
 def tensor_layout(tensor: Argument) -> Layout:

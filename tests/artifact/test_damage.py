@@ -123,7 +123,7 @@ def test_a_foreign_file_is_told(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(pipeline.ArtifactError, match=r"is not a saved program|is truncated or was altered"):
         pipeline.load(tmp_path / "f")
-    with pytest.raises(pipeline.ArtifactError, match="cannot be read"):
+    with pytest.raises(pipeline.ArtifactError, match=r"has no file model\.trtp|cannot be read"):
         pipeline.load(tmp_path)
 
 
@@ -132,7 +132,7 @@ def test_a_newer_file_is_told(data: bytes, tmp_path: Path) -> None:
     manifest = {**json.loads(entries[MANIFEST]), "schema": 99, "unheard": {}}
     manifest["versions"]["pipeline"] = "9.9"
     (tmp_path / "p.trtp").write_bytes(rewritten(entries, manifest))
-    with pytest.raises(pipeline.ArtifactError, match=r"has the format 99, written by pipeline 9\.9") as caught:
+    with pytest.raises(pipeline.ArtifactError, match=r"has the file format 99, written by pipeline 9\.9") as caught:
         pipeline.load(tmp_path / "p.trtp")
     assert "update pipeline" in str(caught.value)
 
@@ -176,7 +176,7 @@ def test_no_more_text_is_deflated_than_a_file_may_have(
     pipeline.load(path)
     path.write_bytes(data)
     monkeypatch.setattr(zlib, "decompressobj", None)
-    with pytest.raises(pipeline.ArtifactError, match=f"text entries have more than {text // 2} bytes"):
+    with pytest.raises(pipeline.ArtifactError, match=f"than a saved program can have, {text // 2}"):
         pipeline.load(path)
 
 
@@ -184,5 +184,5 @@ def test_other_weights_beside_a_program_are_told(tmp_path: Path) -> None:
     program = compiled(cases()["whole"])
     program.save(tmp_path / "p.trtp", weights=tmp_path / "w")
     (tmp_path / "w").write_bytes((tmp_path / "w").read_bytes()[:-1] + b"\x55")
-    with pytest.raises(pipeline.ArtifactError, match="does not have the weights of"):
+    with pytest.raises(pipeline.ArtifactError, match="has other weights than those saved for"):
         pipeline.load(tmp_path / "p.trtp")

@@ -79,5 +79,5 @@ def test_a_view_of_parts_that_do_not_fit_is_refused(
             if row["op"] == "placeholder" and "value" in row:
                 row["value"]["tensor"]["shape"][0] = ["Symbol", "s77", "integer", "positive"]
 
-    with pytest.raises(pipeline.ArtifactError, match="do not fit each other"):
+    with pytest.raises(pipeline.ArtifactError, match="contradict each other"):
         view_of_file(written(entries, change, tmp_path / "p.trtp"))

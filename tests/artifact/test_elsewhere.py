@@ -123,8 +123,8 @@ def test_an_operator_that_is_not_there_is_named_with_its_library(tmp_path: Path)
     load = """import sys, torch, pipeline
 print(pipeline.load(sys.argv[1], {"tests_artifact"})(torch.ones(2, 8)).shape)"""
     failed = elsewhere(load, path)
-    assert "this process has no operator tests_artifact.twice.default" in failed.stderr
-    assert "import tests.artifact.own_operators, which defines it, before loading" in failed.stderr
+    assert "calls tests_artifact.twice.default, an operator that this process does not have" in failed.stderr
+    assert "import tests.artifact.own_operators, which defines it, before pipeline.load" in failed.stderr
     assert checked(f"import tests.artifact.own_operators\n{load}", path) == "torch.Size([2, 8])\n"
     command = "import sys, pipeline.cli; sys.exit(pipeline.cli.main(['verify', '--executor=reference', *sys.argv[1:]]))"
     refused = elsewhere(f"import tests.artifact.own_operators; {command}", path)

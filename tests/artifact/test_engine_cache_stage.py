@@ -137,7 +137,7 @@ def test_a_corrupt_entry_is_dropped_with_a_warning(bad: bytes, counts: list[int]
     compiled(model, store, counts)
     (key,) = store
     whole, store[key] = store[key], bad
-    with pytest.warns(pipeline.ArtifactWarning, match="is dropped"):
+    with pytest.warns(pipeline.ArtifactWarning, match="is deleted, not used"):
         torch.testing.assert_close(compiled(model, store, counts)(X, Y), model(X, Y))
     assert (counts, store[key]) == ([1, 1], whole)
 
@@ -149,7 +149,7 @@ def test_a_corrupt_file_is_dropped_with_a_warning(counts: list[int], tmp_path: P
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.warns(pipeline.ArtifactWarning, match="is dropped: the engine's plan was altered"):
+    with pytest.warns(pipeline.ArtifactWarning, match="is deleted, not used: the engine's plan was altered"):
         compiled(model, store, counts, keep=False)
     assert not list(tmp_path.glob("*.engine"))
 
@@ -224,7 +224,7 @@ def test_a_cache_that_no_other_process_can_lock_is_used_all_the_same(
 
     monkeypatch.setattr(FileLock, "acquire", refuse)
     store = pipeline.DiskStore(tmp_path)
-    with pytest.warns(pipeline.ArtifactWarning, match="may be built twice"):
+    with pytest.warns(pipeline.ArtifactWarning, match="two processes may build"):
         compiled(Model(product), store, counts)
     compiled(Model(product), store, counts)
     assert counts == [1]

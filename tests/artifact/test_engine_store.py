@@ -60,7 +60,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
 
 def test_more_than_the_size_is_not_kept(tmp_path: Path) -> None:
     store = pipeline.DiskStore(tmp_path, size=100)
-    with pytest.warns(pipeline.ArtifactWarning, match="is not saved"):
+    with pytest.warns(pipeline.ArtifactWarning, match="is not cached"):
         store.save(KEY, bytes(100))
     assert store.load(KEY) is None
 
@@ -70,7 +70,7 @@ def test_altered_bytes_are_dropped_with_a_warning(damage: Any, tmp_path: Path) -
     store = pipeline.DiskStore(tmp_path)
     store.save(KEY, b"plan")
     (tmp_path / f"{KEY}.engine").write_bytes(damage((tmp_path / f"{KEY}.engine").read_bytes()))
-    with pytest.warns(pipeline.ArtifactWarning, match="was altered; it is dropped"):
+    with pytest.warns(pipeline.ArtifactWarning, match="was altered; it is deleted"):
         assert store.load(KEY) is None
     assert not list(tmp_path.glob("*.engine"))
 
@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_written_to_is_a_warning(tmp_path: Path) -> None
         store.save(KEY, b"plan")
     with pytest.warns(pipeline.ArtifactWarning, match="cannot be read"):
         assert store.load(KEY) is None
-    with pytest.warns(pipeline.ArtifactWarning, match="may be built twice"), store.lock_builds([KEY]):
+    with pytest.warns(pipeline.ArtifactWarning, match="two processes may build"), store.lock_builds([KEY]):
         pass
 
 
@@ -171,7 +171,8 @@ def test_a_full_disk_is_told_with_the_place_and_the_size(tmp_path: Path) -> None
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
         with pytest.warns(
-            pipeline.ArtifactWarning, match=rf"cannot be saved to {tmp_path}: .*5032 bytes are to be written"
+            pipeline.ArtifactWarning,
+            match=rf"cannot be saved to the engine cache {tmp_path}: .*5032 bytes are to be written",
         ):
             store.save(KEY, bytes(5000))
     finally:

@@ -95,23 +95,23 @@ def test_the_plan_may_be_a_file_in_the_same_folder(
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in onnx.load("model.onnx").graph.node[0].attribute}
     assert (attributes["embed_mode"], attributes["ep_cache_context"]) == (0, b"plans/a.plan")
     assert Path("plans/a.plan").read_bytes() == bytes(compiled.engines[0])
-    for plan, words in (("../a.plan", "outside"), ("model.onnx", "itself"), ("none", "not a path")):
+    for plan, words in (("../a.plan", "outside"), ("model.onnx", "itself"), ("none", "not a file name")):
         with pytest.raises(pipeline.ArtifactError, match=words):
             compiled.save("model.onnx", plan, format="epcontext")
     monkeypatch.setattr(epcontext, "LARGEST", 100)
-    with pytest.raises(pipeline.ArtifactError, match=r"bytes, and an ONNX file at most 2 GiB\n.*weights='model.plan'"):
+    with pytest.raises(pipeline.ArtifactError, match=r"an ONNX file can have at most 2 GiB\n.*weights='model.plan'"):
         compiled.save("model.onnx", format="epcontext")
 
 
 REFUSED = {
-    "buffer": (Counter(), torch.ones(2, 8), "it mutates the buffer (count|last)"),
+    "buffer": (Counter(), torch.ones(2, 8), "it updates the buffer (count|last)"),
     "fallback": (Returns(lambda x: x.sin().signbit()), torch.ones(2, 8), "an operator runs in PyTorch.*signbit"),
     "size": (Returns(lambda x: (x.sin(), x.shape[0])), rows(), "output.1 is an input or a constant|is a number"),
     "input": (Returns(lambda x: (x.sin(), x)), torch.ones(2, 8), "output.1 is an input or a constant"),
-    "twice": (Returns(lambda x: [x.sin()] * 2), torch.ones(2, 8), "output.0 and output.1 are one tensor"),
+    "twice": (Returns(lambda x: [x.sin()] * 2), torch.ones(2, 8), "output.0 and output.1 are the same tensor"),
     "written": (Returns(lambda x: x.add_(1).sin()), torch.ones(2, 8), r"write or check x \(input\)"),
-    "dtype": (Returns(lambda x: x.double().sin()), torch.ones(2, 8), "float64, a dtype that the provider"),
-    "weights": (nn.Linear(8, 32), torch.ones(2, 8), "engine reads p_weight, which no caller passes"),
+    "dtype": (Returns(lambda x: x.double().sin()), torch.ones(2, 8), "float64, which ONNX Runtime's provider"),
+    "weights": (nn.Linear(8, 32), torch.ones(2, 8), "engine reads p_weight, which is not an input"),
 }
 
 
@@ -130,11 +130,11 @@ def test_other_programs_are_refused_with_the_reason(case: str, tmp_path: Path) -
 def test_other_plans_are_refused_with_the_reason(compiled: pipeline.Compiled, tmp_path: Path) -> None:
     engine, network = compiled.engines[0], compiled.networks[0]
     for changed, words in (
-        ({"engines": (evolve(engine, stripped=True),)}, "plan has no weights"),
+        ({"engines": (evolve(engine, stripped=True),)}, "plan was built without weights"),
         ({"engines": (evolve(engine, bindings=FrozenDict({"logits": "add"})),)}, "has logits under the name .add."),
         ({"networks": (evolve(network, other_profiles=network.profiles),)}, "2 profiles"),
     ):
         with pytest.raises(pipeline.ArtifactError, match=words):
             evolve(compiled, **changed).save(tmp_path / "model.onnx", format="epcontext")
-    with pytest.raises(ValueError, match=re.escape("format is one of 'trtp', 'epcontext', not 'onnx'")):
+    with pytest.raises(ValueError, match=re.escape("format is 'onnx': expected 'trtp' or 'epcontext'")):
         compiled.save(tmp_path / "model.onnx", format="onnx")  # type: ignore[arg-type]

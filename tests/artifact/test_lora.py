@@ -161,7 +161,7 @@ def test_nothing_that_is_passed_in_changes(base: pipeline.Compiled) -> None:
         ({"base_model.model.q.lora_A.weight": torch.ones(2, 8)}, "q.weight", "one of lora_A and lora_B is missing"),
         ({"q.weight": (torch.ones(2, 7), torch.ones(8, 2))}, "q.weight", "do not fit"),
         ({"q.weight": (torch.ones(2, 8), torch.ones(8, 3))}, "q.weight", "do not fit"),
-        ({"q.weight": torch.ones(8, 8)}, "q.weight", "is not lora_A or lora_B"),
+        ({"q.weight": torch.ones(8, 8)}, "q.weight", "expected only lora_A and lora_B"),
         ({"q.weight": "a"}, "q.weight", "a pair of tensors"),
         ({"base_model.model.q.lora_magnitude_vector": torch.ones(8)}, "magnitude", "are not supported"),
     ],
@@ -192,11 +192,11 @@ def test_tied_weights_are_named() -> None:
 def test_what_is_no_adapter_is_told(base: pipeline.Compiled) -> None:
     a, b = torch.ones(2, 8), torch.ones(8, 2)
     for scale in ("x", None, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="scale is a finite number"):
+        with pytest.raises(ValueError, match=r"scale is .*: expected a finite number"):
             base.with_lora({"q.weight": (a, b)}, scale)  # type: ignore[arg-type]
     with pytest.raises(pipeline.RefitError, match="on the meta device"):
         base.with_lora({"q.weight": (a.to("meta"), b)})
-    with pytest.raises(pipeline.RefitError, match=r"3: the compiled program has no such parameter"):
+    with pytest.raises(pipeline.RefitError, match=r"3: the program has no such parameter"):
         base.with_lora({3: (a, b)})  # type: ignore[dict-item]
 
 

@@ -105,8 +105,8 @@ def test_missing_unexpected_reshaped_and_cast_names_are_listed_together() -> Non
     assert wrong(compiled(Stack(2), X), model) == {
         "layers.1.bias": "new_weights has no parameter or buffer of this name",
         "layers.1.scale": "the compiled program has no parameter or buffer of this name",
-        "layers.0.weight": "it is float16[7, 4], the engine's is float32[4, 4]",
-        "layers.0.bias": "it is float16[7], the engine's is float32[4]",
+        "layers.0.weight": "its new value is float16[7, 4], and the engine needs float32[4, 4]",
+        "layers.0.bias": "its new value is float16[7], and the engine needs float32[4]",
     }
 
 
@@ -132,7 +132,7 @@ def test_what_nobody_reads_tells_models_apart_too(form: str) -> None:
     assert set(wrong(result, FORMS[form](State(more=True).eval(), X))) == {"more"}
     assert set(wrong(compiled(State(more=True), X), FORMS[form](State().eval(), X))) == {"more"}
     assert wrong(result, FORMS[form](State(rows=7).eval(), X)) == {
-        "unread": "it is float32[7], the engine's is float32[2]"
+        "unread": "its new value is float32[7], and the engine needs float32[2]"
     }
 
 
@@ -181,12 +181,15 @@ def test_what_is_kept_has_to_be_there_still() -> None:
 @pytest.mark.parametrize(
     ("weights", "reason"),
     [
-        (lambda: {"layers.0.bias": [0.0] * 4}, "it is a list, expected a torch.Tensor"),
-        (lambda: {"layers.0.bias": torch.zeros(4, device="meta")}, "it is on the meta device: it has no value"),
-        (lambda: {"layers.0.bias": nn.LazyLinear(4).bias}, "it is not initialized: it has no shape yet"),
+        (lambda: {"layers.0.bias": [0.0] * 4}, "its value is a list: expected a torch.Tensor"),
+        (lambda: {"layers.0.bias": torch.zeros(4, device="meta")}, "its new value is on the meta device, without data"),
+        (
+            lambda: {"layers.0.bias": nn.LazyLinear(4).bias},
+            "its value is an uninitialized parameter without a shape: call the new module once",
+        ),
         (
             lambda: {"layers.0.bias": torch.zeros(4).to_sparse()},
-            "it is torch.sparse_coo, the engine's is torch.strided",
+            "its layout is torch.sparse_coo, and the engine needs torch.strided",
         ),
     ],
 )

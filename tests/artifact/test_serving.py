@@ -264,7 +264,7 @@ def test_weights_beside_the_program_come_along(tmp_path: Path, server: Any) -> N
     assert not server(tmp_path / "models" / "p").execute([{"input": torch.ones(2, 8)}])[0].error
     (tmp_path / "inner").mkdir()
     program.save(tmp_path / "inner" / "p.trtp", weights=tmp_path / "w.safetensors")
-    with pytest.raises(pipeline.ArtifactError, match="outside its folder"):
+    with pytest.raises(pipeline.ArtifactError, match="has its weights in another folder"):
         serve_config(tmp_path / "inner" / "p.trtp", tmp_path / "more")
 
 
@@ -275,7 +275,7 @@ def test_what_triton_has_no_name_for_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(pipeline.ArtifactError, match="spectrum is complex64"):
         serve_config(kept(tmp_path, Complex(), (torch.randn(2, 8),)), tmp_path / "models")
-    with pytest.raises(pipeline.ArtifactError, match="is not a model's name"):
+    with pytest.raises(pipeline.ArtifactError, match="which Triton does not accept"):
         serve_config(kept(tmp_path, nn.ReLU(), (torch.randn(2, 8),)), tmp_path, "../x")
 
 

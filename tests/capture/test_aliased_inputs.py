@@ -147,10 +147,10 @@ def test_an_input_may_be_a_buffer_that_is_written_to() -> None:
 def test_an_export_that_took_two_inputs_for_one_is_told(caplog: pytest.LogCaptureFixture) -> None:
     exported = torch.export.export(Difference().eval(), (X, X))
     pipeline.capture(exported)
-    assert "the export was called with one tensor for x and y, which torch.export treats as one input" in caplog.text
+    assert "one tensor was exported as the inputs x and y, which torch.export treats as a single input" in caplog.text
     model = Weighed()
     pipeline.capture(torch.export.export(model, (model.weight,)))
-    assert "one tensor for weight and x" in caplog.text
+    assert "the inputs weight and x" in caplog.text
     caplog.clear()
     pipeline.capture(torch.export.export(Difference().eval(), (X, Y)))
     assert "one tensor" not in caplog.text

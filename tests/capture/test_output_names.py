@@ -59,14 +59,14 @@ def test_what_is_written_to_keeps_its_name() -> None:
 @pytest.mark.parametrize(
     ("names", "kind", "words"),
     [
-        ("ab", TypeError, "takes a sequence of names"),
-        ({"output.0": "a", "output.1": "b"}, TypeError, "takes a sequence of names"),
-        ({"a", "b"}, TypeError, "takes a sequence of names"),
-        (("a",), ValueError, r"has 1 names, the model 2 outputs: output\.0, output\.1"),
-        (("a", "a"), ValueError, "'a' is there twice"),
-        (("a", "b\nc"), ValueError, "does not print on one line"),
-        (("a", ""), ValueError, "is empty"),
-        ((1, 2), TypeError, "takes a sequence of names"),
+        ("ab", TypeError, "expected a sequence of names"),
+        ({"output.0": "a", "output.1": "b"}, TypeError, "expected a sequence of names"),
+        ({"a", "b"}, TypeError, "expected a sequence of names"),
+        (("a",), ValueError, r"has 1 names, but the model has 2 outputs: output\.0, output\.1"),
+        (("a", "a"), ValueError, "has the name 'a' twice"),
+        (("a", "b\nc"), ValueError, "which has a line break or another"),
+        (("a", ""), ValueError, "an empty name"),
+        ((1, 2), TypeError, "expected a sequence of names"),
     ],
 )
 def test_wrong_names_are_told(names: Any, kind: type[Exception], words: str) -> None:

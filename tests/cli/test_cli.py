@@ -190,7 +190,7 @@ def test_a_full_folder_is_left_alone_unless_forced(folder: Path, capsys: pytest.
     out.mkdir()
     (out / "precious").write_text("x")
     assert main(["compile", f"{HERE}:with_args", "-o", "out"]) == 2
-    assert "'out' is not empty; --force replaces it" in capsys.readouterr().err
+    assert "'out' is not empty; pass --force to replace it" in capsys.readouterr().err
     assert [p.name for p in out.iterdir()] == ["precious"]
     assert main(["compile", f"{HERE}:with_args", "-o", "out", "--force"]) == 0
     assert not (out / "precious").exists()
@@ -219,15 +219,15 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "an unknown command": (["build"], "there is no command 'build'; the commands are compile, bisect, support"),
     "no spec": (["compile"], "required: SPEC"),
     "an unknown flag": (["compile", "x.pt2", "--swift"], "unrecognized arguments: --swift"),
-    "no such file": (["compile", "no.pt2"], "there is no file 'no.pt2'"),
-    "not a file": (["compile", "dir.pt2"], "there is no file 'dir.pt2'"),
-    "a file of another kind": (["compile", "text.pt2"], "'text.pt2' is not what torch.export.save writes"),
+    "no such file": (["compile", "no.pt2"], "the file 'no.pt2' does not exist"),
+    "not a file": (["compile", "dir.pt2"], "the file 'dir.pt2' does not exist"),
+    "a file of another kind": (["compile", "text.pt2"], "'text.pt2' is not a valid file of torch.export.save"),
     "no spec at all": (
         ["compile", "model.pb"],
-        "'model.pb' is not a model: write FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory",
+        "'model.pb' does not name a model: pass FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:",
     ),
-    "no such package": (["compile", "nowhere.models:net"], "there is no module 'nowhere'"),
-    "no such module": (["compile", "tests.nowhere:net"], "there is no module 'tests.nowhere'"),
+    "no such package": (["compile", "nowhere.models:net"], "the Python module 'nowhere' is neither in"),
+    "no such module": (["compile", "tests.nowhere:net"], "the Python module 'tests.nowhere' is neither in"),
     "a module that breaks": (["compile", "breaks:net"], "'breaks' cannot be imported: SyntaxError"),
     "a module that lacks another": (["compile", "lacks:net"], "'lacks' cannot be imported: No module named 'nothing'"),
     "no such factory": (["compile", f"{HERE}:dynamics"], "has no 'dynamics'; did you mean 'dynamic'?"),
@@ -237,7 +237,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "no model": (["compile", f"{HERE}:not_a_model"], "returns a dict; expected an nn.Module"),
     "args that are none": (["compile", f"{HERE}:bad_args"], "returns a Tensor as args; expected a tuple"),
     "kwargs that are none": (["compile", f"{HERE}:bad_kwargs"], "returns a tuple as kwargs; expected a dict"),
-    "no inputs": (["compile", f"{HERE}:Net"], "missing a required argument: 'x'; describe inputs by --input"),
+    "no inputs": (["compile", f"{HERE}:Net"], "missing a required argument: 'x'; describe each input with --input"),
     "too many inputs": (["compile", f"{HERE}:Net", *["--input", "2x4"] * 3], "too many positional arguments"),
     "an unknown name": (["compile", f"{HERE}:Net", "--input", "y=2x4"], "Net.forward(x, scale)"),
     "a name twice": (["compile", f"{HERE}:Net", *["--input", "x=2x4"] * 2], "--input has the name x twice"),
@@ -252,15 +252,21 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "a word that is none": (["print", f"{HERE}:with_args", "--kernel-specialization", "x"], "is one of 'none'"),
     "a GPU that is none": (["compile", f"{HERE}:with_args", "--compute-capabilities", "86"], "not of the form"),
     "an operator that is none": (["compile", f"{HERE}:with_args", "--torch-executed-ops", "aten.mull"], "'aten.mull'"),
-    "no folder to write to": (["compile", f"{HERE}:with_args", "-o", "a/b"], "there is no folder 'a' to write 'b' to"),
-    "a file to write to": (["compile", f"{HERE}:with_args", "-o", "text.pt2"], "'text.pt2' is a file"),
+    "no folder to write to": (
+        ["compile", f"{HERE}:with_args", "-o", "a/b"],
+        "'b' cannot be written: the folder 'a' does not exist",
+    ),
+    "a file to write to": (
+        ["compile", f"{HERE}:with_args", "-o", "text.pt2"],
+        "-o text.pt2: expected a folder, and this is a file",
+    ),
     "another size than the file's": (["compile", "net.pt2", "--input", "1..9x4"], "was exported as 1..8x4:float32"),
     "another dtype than the file's": (["compile", "net.pt2", "--input", "1..8x4:f16"], "not 1..8x4:float16"),
     "another rank than the file's": (["compile", "net.pt2", "--input", "3"], "was exported as 1..8x4:float32, not 3:"),
-    "more inputs than the file's": (["compile", "net.pt2", *["--input", "1..8x4"] * 2], "with the inputs x"),
-    "another name than the file's": (["compile", "net.pt2", "--input", "y=1..8x4"], "with the inputs x"),
+    "more inputs than the file's": (["compile", "net.pt2", *["--input", "1..8x4"] * 2], "of the exported inputs (x)"),
+    "another name than the file's": (["compile", "net.pt2", "--input", "y=1..8x4"], "of the exported inputs (x)"),
     "an unknown operator": (["support", "topkk"], "there is no operator 'topkk'; did you mean aten.topk"),
-    "printing what is not there": (["print", "no.pt2"], "there is no file 'no.pt2'"),
+    "printing what is not there": (["print", "no.pt2"], "the file 'no.pt2' does not exist"),
 }
 
 

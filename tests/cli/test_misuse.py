@@ -65,22 +65,22 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "memory without end": ([*COMPILE, "--workspace-size", "9" * 30], "workspace_size must be an integer"),
     "streams without end": ([*COMPILE, "--max-aux-streams", "9" * 12], "max_aux_streams must be an integer"),
     "a GPU that is not built for": ([*COMPILE, "--compute-capabilities", "99.0"], "cannot build for 99.0; it builds"),
-    "a folder that a link lacks": ([*COMPILE, "-o", "dangling"], "there is no folder '/no' to write 'dangling' to"),
+    "a folder that a link lacks": ([*COMPILE, "-o", "dangling"], "'dangling' cannot be written: the folder '/no' does"),
     "a misspelt command": (["suport"], "plan; did you mean 'support'?"),
     "a misspelt flag of none": (["--verison"], "there is no flag '--verison'; did you mean '--version'?"),
     "a misspelt flag": (["compile", "x.pt2", "--inputs", "4"], "arguments: --inputs 4; did you mean '--input'? (`pipe"),
     "a saved program compiled": (
         ["compile", "x.trtp"],
-        "'x.trtp' is a saved program, not a model; inspect, run",
+        "'x.trtp' is a saved program, not a model; use the commands inspect, run",
     ),
     "a saved program of tokens": (
         ["generate", "x.trtp", "--prompt-ids", "1"],
-        "pipeline.load('x.trtp') returns an obj",
+        "call pipeline.load('x.trtp').generate",
     ),
-    "a folder of no model": (["generate", ".", "--prompt-ids", "1"], "is a folder without config.json: name one that"),
-    "no such program": (["inspect", "no.trtp"], "there is no file 'no.trtp'"),
-    "no other program": (["diff", "no.trtp"], "diff takes A and B, or a SPEC with --left NAME=VALUE"),
-    "no program to draw": (["report", "no.trtp"], "there is no file or folder 'no.trtp'"),
+    "a folder of no model": (["generate", ".", "--prompt-ids", "1"], "has no config.json: pass one that"),
+    "no such program": (["inspect", "no.trtp"], "the file 'no.trtp' does not exist"),
+    "no other program": (["diff", "no.trtp"], "pass two paths, A and B, or one SPEC with --left NAME=VALUE"),
+    "no program to draw": (["report", "no.trtp"], "the file or folder 'no.trtp' does not exist"),
     "no repository": (["serve-config", "x.trtp"], "the following arguments are required: -o/--output"),
     "runs that are none": (["profile", "x.trtp", "--runs", "x"], "argument --runs: invalid int value: 'x'"),
     "parentheses": (["print", f"{HERE}:net", "--input", "(2,4)"], "'(2,4)' is not a size; write [NAME=]DIMxDIM"),
@@ -90,7 +90,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     ),
     "a precision that is none": (["print", f"{HERE}:net", "--precision", "fp8"], "choose from 'fp32', 'fp16', 'bf16'"),
     "a table of one operator": (["support", "--markdown", "relu"], "--markdown prints the table of all operators"),
-    "an operator without a name": (["support", ""], "there is no operator ''; `pipeline support` lists"),
+    "an operator without a name": (["support", ""], "the operator's name is empty; `pipeline support` lists"),
 }
 
 

@@ -61,4 +61,4 @@ def test_exclusions_are_patterns_of_modules_and_operators(capsys: pytest.Capture
 
 def test_exclusions_need_a_precision(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", *SPEC, "--precision-exclude", "head"]) == 2
-    assert "give one of them" in capsys.readouterr().err
+    assert "--precision-exclude needs --precision fp16 or bf16" in capsys.readouterr().err

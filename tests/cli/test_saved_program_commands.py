@@ -67,14 +67,14 @@ def test_run_writes_outputs_by_name(kept: Path, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["run", "{kept}"], "--input: x is missing; the inputs are x: float32["),
-        (["run", "{kept}", "--input", "y=1"], "there is no input 'y', only x, scale"),
+        (["run", "{kept}"], "--input x=FILE.npy is missing; the program's inputs are x: float32["),
+        (["run", "{kept}", "--input", "y=1"], "has no input 'y', only x, scale"),
         (["run", "{kept}", "--input", "x"], "expected NAME=FILE.npy"),
         (["run", "{kept}", "--input", "x={folder}/none.npy", "--input", "scale={folder}/scale.npy"], "cannot be read"),
         (["run", "{kept}", "--input", "x={kept}", "--input", "scale={folder}/scale.npy"], "x: '"),
         (["run", "{kept}", "--input", "x={folder}/scale.npy", "--input", "scale={folder}/scale.npy"], "rank"),
-        (["run", "{kept}", "-o", "{folder}/none/out.npz"], "there is no folder"),
-        (["inspect", "{folder}/none"], "there is no file"),
+        (["run", "{kept}", "-o", "{folder}/none/out.npz"], "cannot be written: the folder"),
+        (["inspect", "{folder}/none"], "the file "),
     ],
 )
 def test_misuse_is_one_line(options: list[str], words: str, kept: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,16 +94,16 @@ def test_diff_of_two_versions_of_a_setting(folder: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["report", "none.trtp"], "there is no file or folder 'none.trtp'"),
+        (["report", "none.trtp"], "the file or folder 'none.trtp' does not exist"),
         (["report", ".", "-o", "x.html"], "has no program.json"),
         (["report", "mixed_net.py"], "not a saved program"),
-        (["diff", "a", "b", "--left", "x=1"], "leave B out"),
-        (["diff", "mixed_net:net"], "diff takes A and B"),
+        (["diff", "a", "b", "--left", "x=1"], "leave the second path, B, out"),
+        (["diff", "mixed_net:net"], "pass two paths, A and B"),
         (["diff", "mixed_net:net", "--left", "precision"], "write NAME=VALUE"),
         (["diff", "mixed_net:net", "--left", "none=3"], "--none"),
-        (["diff", "mixed_net.py", "--left", "precision=fp16"], "is not a SPEC"),
-        (["plan", "mixed_net:net", "-o", "none/x.html"], "there is no folder"),
-        (["profile", "none.trtp"], "there is no file 'none.trtp'"),
+        (["diff", "mixed_net.py", "--left", "precision=fp16"], "is not the SPEC"),
+        (["plan", "mixed_net:net", "-o", "none/x.html"], "cannot be written: the folder"),
+        (["profile", "none.trtp"], "the file 'none.trtp' does not exist"),
         (["profile", "mixed_net.py", "--runs", "0"], "at least 1"),
     ],
 )

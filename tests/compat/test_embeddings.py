@@ -110,7 +110,7 @@ def test_blip_2_has_a_language_model_inside() -> None:
     ids = torch.tensor([[98, 98, 98, 98, 5, 7]])
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(1, 3, 28, 28)}
     want = model.generate(**given, **SCORED)
-    with pytest.raises(pipeline.CaptureError, match="generates by its language_model, of embeddings"):
+    with pytest.raises(pipeline.CaptureError, match="generate calls generate of its submodule language_model"):
         compile_for_generation(model, encoder_example=given, compile=unbuilt(), **SIZES)
     inside = model.language_model
     example = prompt(inside, 1, 6)
@@ -120,10 +120,10 @@ def test_blip_2_has_a_language_model_inside() -> None:
 
 def test_what_it_is_not_compiled_for_is_said() -> None:
     llama, t5 = families.model("llama"), families.model("t5")
-    for model, error in ((llama, "the model is compiled for token ids"), (t5, "the encoder is compiled for input_ids")):
+    for model, error in ((llama, "the model is compiled for token ids"), (t5, "encoder's input input_ids is missing")):
         text = compile_for_generation(model, compile=unbuilt(), **SIZES)
         with pytest.raises(pipeline.ExecutionError, match=f"{error}(?s:.*)encoder_example={{'inputs_embeds': …}}"):
             text.generate(**prompt(model, 1, 3), max_new_tokens=2)
     ids = {"input_ids": torch.tensor([[3, 4]])}
-    with pytest.raises(pipeline.CaptureError, match="does not give its encoder embeddings of a prompt"):
+    with pytest.raises(pipeline.CaptureError, match="does not pass inputs_embeds to its encoder"):
         compile_for_generation(t5, encoder_example=ids, compile=unbuilt(), **SIZES)

@@ -100,5 +100,5 @@ def test_a_mask_that_hides_sound_is_refused(make: Callable[[], Any]) -> None:
     mask = torch.ones(given.shape[:2], dtype=torch.int64)
     generated(compiled, given, attention_mask=mask)
     mask[0, 30:] = 0
-    with pytest.raises(ValueError, match="attention_mask hides a part"):
+    with pytest.raises(ValueError, match="attention_mask masks inputs"):
         generated(compiled, given, attention_mask=mask)

@@ -124,7 +124,7 @@ def test_a_converter_runs_with_other_import_lines(name: str) -> None:
 def test_the_validator_leaves_the_other_gelu_to_ours() -> None:
     calls: list[str] = []
     registry = DYNAMO_CONVERTERS.register(counting(gelu.gelu_by_tanh, calls))
-    with pytest.warns(pipeline.UnreachedWarning, match=r"is_tanh refuses it"):
+    with pytest.warns(pipeline.UnreachedWarning, match=r"is_tanh rejects this call"):
         program = pipeline.default(registry=registry).replace("build", unbuilt)(nn.GELU().eval(), args=(X,))
     agrees(program, nn.GELU(), X)
     assert not calls

@@ -71,7 +71,7 @@ def test_prompts_of_fixed_lengths_have_engines_of_fixed_sizes(
 
 def test_prompt_lens_are_refused_in_words() -> None:
     for family, lens, words in (
-        ("llama", (1,), "prompt_lens has 1: expected ints from 2 to max_prompt_len, 16"),
+        ("llama", (1,), "prompt_lens has 1: expected ints from 2 to max_prompt_len .16."),
         ("llama", (8, 17), "prompt_lens has 17"),
         ("llama", (4.0,), "prompt_lens has 4.0"),
         ("t5", (4,), "decoder-only"),

@@ -65,7 +65,7 @@ def test_beams_see_the_same(name: str) -> None:
 
 def test_a_model_that_sees_is_not_saved(tmp_path: Path) -> None:
     _, compiled, _ = made("gemma3")
-    with pytest.raises(pipeline.ArtifactError, match=r"takes images or sound: .*\n  hint: .*cache_built_engines=True"):
+    with pytest.raises(pipeline.ArtifactError, match=r"takes images or audio: .*\n  hint: .*cache_built_engines=True"):
         compiled.save(tmp_path / "llm.trtp")
     assert not any(tmp_path.iterdir())
 
@@ -122,7 +122,7 @@ def test_a_long_prompt_takes_several_calls() -> None:
     model, compiled, given = made("qwen3_vl", max_prompt_len=3)
     agree(*(each.generate(**given, **SCORED) for each in (compiled, model)))
     _, whole, given = made("gemma3", max_prompt_len=3)
-    with pytest.raises(pipeline.ExecutionError, match="the tokens of an image are in two calls"):
+    with pytest.raises(pipeline.ExecutionError, match="the tokens of an image attend to each other"):
         whole.generate(**given, **SCORED)
 
 
@@ -156,7 +156,7 @@ def test_a_tower_that_cannot_be_captured_stays_and_is_said(
     )
     compiled = compile_for_generation(model, compile=unbuilt, **how)
     assert set(compiled.compiled) == {"decoder"}
-    assert "model.vision_tower (CLIPVisionModel) stays in PyTorch: it prints" in caplog.text
+    assert "model.vision_tower (CLIPVisionModel) runs in PyTorch: it prints" in caplog.text
     agree(*(each.generate(**given, **SCORED) for each in (compiled, model)))
     with pytest.raises(pipeline.CaptureError, match="it prints"):
         compile_for_generation(model, compile=whole, **how)
@@ -168,7 +168,7 @@ def test_an_example_shows_what_prompts_have() -> None:
     text = {name: given[name][:, -2:] for name in ("input_ids", "attention_mask", "token_type_ids")}
     compiled = compile_for_generation(model, encoder_example=text, compile=unbuilt, executor="reference", **SIZES)
     agree(*(each.generate(**text, **SCORED) for each in (compiled, model)))
-    with pytest.raises(pipeline.ExecutionError, match="in another form than encoder_example's"):
+    with pytest.raises(pipeline.ExecutionError, match="other inputs than encoder_example did"):
         compiled.generate(**given, **SCORED)
 
 
@@ -196,22 +196,22 @@ def test_engines_have_all_but_what_sees() -> None:
 def test_what_cannot_be_is_said() -> None:
     model, given = sights.model("llava")
     llama = families.model("llama")
-    with pytest.raises(ValueError, match="encoder_example has 7 tokens, and max_cache_len is 6"):
+    with pytest.raises(ValueError, match="encoder_example has 7 tokens, more than max_cache_len=6"):
         compile_for_generation(model, encoder_example=given, max_cache_len=6)
     with pytest.raises(
-        ValueError, match="encoder_example is a tensor, and LlavaForConditionalGeneration has no encoder"
+        ValueError, match="encoder_example is a tensor, but LlavaForConditionalGeneration has no encoder"
     ):
         compile_for_generation(model, encoder_example=given["pixel_values"], **SIZES)
-    with pytest.raises(pipeline.CaptureError, match="T5ForConditionalGeneration cannot generate for encoder_example"):
+    with pytest.raises(pipeline.CaptureError, match=r"T5ForConditionalGeneration\.generate fails for encoder_example"):
         compile_for_generation(families.model("t5"), encoder_example=given, **SIZES)
-    with pytest.raises(pipeline.CaptureError, match="LlamaForCausalLM cannot generate for encoder_example"):
+    with pytest.raises(pipeline.CaptureError, match=r"LlamaForCausalLM\.generate fails for encoder_example"):
         compile_for_generation(llama, encoder_example=given, **SIZES)
-    with pytest.raises(pipeline.CaptureError, match="LlamaForCausalLM passes no embeddings to its language model"):
+    with pytest.raises(pipeline.CaptureError, match="LlamaForCausalLM passes no inputs_embeds to its language model"):
         compile_for_generation(llama, encoder_example={"input_ids": given["input_ids"]}, **SIZES)
     unbuilt = pipeline.default().replace("build", pipeline.stages.unbuilt)
     text = compile_for_generation(model, compile=unbuilt, executor="reference", **SIZES)
     with pytest.raises(
-        ValueError, match="pixel_values given, and the model is compiled for text: pass encoder_example"
+        ValueError, match="pixel_values, but the model is compiled for text alone: pass encoder_example"
     ):
         text.generate(**given, max_new_tokens=2)
 
@@ -226,5 +226,5 @@ def test_a_model_that_reads_its_prompts_in_another_way_is_refused() -> None:
         return forward(**{**inputs, "attention_mask": None})
 
     decoder.forward = other
-    with pytest.raises(pipeline.CaptureError, match="has unsupported prompts: the decoder step"):
+    with pytest.raises(pipeline.CaptureError, match="is not supported with images or audio"):
         compile_for_generation(model, encoder_example=given, **SIZES)

@@ -172,8 +172,8 @@ def test_a_class_may_be_of_another_module(monkeypatch: pytest.MonkeyPatch) -> No
 
 REFUSED = {
     "Zaya": "computes its recurrent states by its own functions",
-    "MiniMax": "cannot be called with a cache of transformers",
-    "DeepseekV4": "caches more than keys, values and states",
+    "MiniMax": "fails with an empty cache of transformers",
+    "DeepseekV4": "caches tensors other than keys, values",
     "Rwkv": "returns no cache of keys and values",
     "Bert": "returns no cache of keys and values",
 }

@@ -208,7 +208,7 @@ def test_a_validator_and_static_shapes_are_kept() -> None:
         raise AssertionError("never called")
 
     compile = pipeline.default(registry=DYNAMO_CONVERTERS.register(relu)).replace("build", unbuilt)
-    with pytest.warns(pipeline.UnreachedWarning, match="refuses it"):
+    with pytest.warns(pipeline.UnreachedWarning, match="rejects this call"):
         compile(nn.ReLU(), args=(torch.randn(2, 3),))
     with pytest.warns(pipeline.UnreachedWarning, match="static shapes only"):
         compile(nn.ReLU(), args=(batch(3, 3),))
@@ -275,11 +275,11 @@ REFUSED = {
     "a dynamic range": (lambda: converter_utils.mark_as_int8_layer(None, (0, 1)), BlockError, "quantize the model"),
     "collectives": (lambda: converter_utils.load_tensorrt_llm_for_nccl(), BlockError, "runs there"),
     "a plugin": (lambda: impl.select.index_put_scatter_add_plugin(), BlockError, "index_put_converter"),
-    "an operator of FX's": (lambda: acc_ops.lineer, AttributeError, "near it are linear"),
+    "an operator of FX's": (lambda: acc_ops.lineer, AttributeError, "similar: linear"),
     "implicit batches": (
         lambda: tensorrt_converter(acc_ops.relu, no_explicit_batch_dim=True),
         ValueError,
-        "explicit ones only",
+        "is for implicit batch dims",
     ),
     "a module": (lambda: tensorrt_converter(nn.ReLU), TypeError, "aten.relu.default"),
     "no context": (lambda: impl.unary.exp("net", None, IR, "n", 1), TypeError, "first argument"),
@@ -302,7 +302,7 @@ def test_what_cannot_be_is_refused_in_words(what: str) -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda ctx, name, x: impl.elementwise.add(ctx, None, IR, name, x, torch.ones(7)), "torch refuses this"),
+        (lambda ctx, name, x: impl.elementwise.add(ctx, None, IR, name, x, torch.ones(7)), "torch rejects this"),
         (lambda ctx, name, x: impl.unary.native_dropout(ctx, None, IR, name, x, 0.5, True), "train=False"),
         (
             lambda ctx, name, x: impl.upsample.upsample(ctx, None, IR, name, x, None, [2.0], "cubic", False),

@@ -111,7 +111,7 @@ def test_weights_have_metadata(value: Any, shape: Any, kernel: Any, maps: Any, d
 
 
 def test_weights_of_what_is_none_are_refused() -> None:
-    with pytest.raises(TypeError, match="of a tensor, an array or a number, not of a str"):
+    with pytest.raises(TypeError, match="takes a tensor, a numpy array or a number, not a str"):
         Weights(None, "x")  # type: ignore[arg-type]
 
 
@@ -131,12 +131,12 @@ def test_a_schema_is_that_of_an_operator(schema: str) -> None:
 
 
 UNKNOWN = {
-    "aten::hardtanh(Tensor self, Scalar min=-1, Scalar max_val=1) -> Tensor": "near it are\n  " + HARDTANH,
-    "aten::hrdtanh(Tensor self) -> Tensor": "near it are\n.*aten::tanh",
-    "aten::hardtanh": "near it are\n  aten::hardtanh",
+    "aten::hardtanh(Tensor self, Scalar min=-1, Scalar max_val=1) -> Tensor": "similar schemas:\n  " + HARDTANH,
+    "aten::hrdtanh(Tensor self) -> Tensor": "similar schemas:\n.*aten::tanh",
+    "aten::hardtanh": "similar schemas:\n  aten::hardtanh",
     "mine::nothing(Tensor self) -> Tensor": "no operator has the schema 'mine::nothing",
-    "junk": "is not a schema; 'aten::hardtanh",
-    "aten::relu.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)": "programs are free of writes",
+    "junk": "is not an operator schema; expected a schema such as 'aten::hardtanh",
+    "aten::relu.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)": "declare the operator that returns a new tensor",
 }
 
 

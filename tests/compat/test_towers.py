@@ -61,7 +61,7 @@ def test_several_images_are_one_program(caplog: pytest.LogCaptureFixture) -> Non
     assert ran(model, compiled, [sights.images(4), sights.images(4)]) == [{}, {}]
     (said,) = told()
     assert "model.vision_tower runs in PyTorch for float32[4, 3, 28, 28]: it is compiled for " in said
-    assert "float32[1, 3, 28, 28] to float32[3, 3, 28, 28]. Pass an example of it beside others" in said
+    assert "float32[1, 3, 28, 28] to float32[3, 3, 28, 28]. To compile it for these sizes too" in said
 
 
 def test_images_in_more_tiles_are_one_program() -> None:
@@ -182,5 +182,5 @@ def test_ids_that_are_embedded_in_another_way(name: str) -> None:
 @pytest.mark.parametrize("odd", [[], [torch.zeros(1)], 5])
 def test_other_examples_are_refused(odd: Any) -> None:
     model, _ = sights.model("llava")
-    with pytest.raises(TypeError, match="encoder_example is a tensor, or a processor"):
+    with pytest.raises(TypeError, match="encoder_example: expected a tensor, a processor"):
         compile_for_generation(model, encoder_example=odd, **SIZES)

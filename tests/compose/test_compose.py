@@ -152,12 +152,12 @@ def test_a_subclass_fits_and_a_superclass_does_not() -> None:
 def test_unknown_and_double_names_are_answered_with_the_known_ones() -> None:
     whole = Pipeline([left_to_right, right_to_left])
     for operation in (whole.without, whole.until, whole.__getitem__, lambda n: whole.insert(plain, after=n)):
-        with pytest.raises(KeyError, match="no stage 'build'; the stages are left_to_right, back"):
+        with pytest.raises(KeyError, match="no stage is called 'build'; the stages are left_to_right, back"):
             operation("build")
-    with pytest.raises(ValueError, match="two stages are called 'left_to_right'"):
+    with pytest.raises(ValueError, match="have the name 'left_to_right'"):
         whole | left_to_right
     for places in ({}, {"before": "back", "after": "back"}):
-        with pytest.raises(TypeError, match="either before= or after="):
+        with pytest.raises(TypeError, match="either as before= or as after="):
             whole.insert(plain, **places)
 
 

@@ -22,5 +22,5 @@ def test_a_program_gets_the_settings_of_the_pipeline_that_it_is_given_to() -> No
 
 def test_a_program_stays_on_its_device() -> None:
     program = pipeline.capture(torch.nn.ReLU(), (torch.ones(2),), device="cpu")
-    with pytest.raises(ValueError, match="captured for cpu, not for cuda: capture it with device="):
+    with pytest.raises(ValueError, match="captured for cpu, not for cuda: pass device= to capture"):
         pipeline.default(device="cuda")(program)

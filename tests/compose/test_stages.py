@@ -82,13 +82,13 @@ class Mutable:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (no_result, r"'no_result' does not declare the type of what it returns"),
+        (no_result, r"'no_result' does not declare its return type"),
         (no_record, r"'no_record' does not declare the type of its parameter 'record'"),
-        (lambda: 1, "takes no record"),
+        (lambda: 1, "needs a positional parameter"),
         (two, "'other' has no default"),
         (Bare(), "'bare' does not declare"),
-        (Mutable(), "Mutable can be changed"),
-        (TurnRound, r"TurnRound is a class; the stage is an instance"),
+        (Mutable(), "Mutable is mutable"),
+        (TurnRound, r"TurnRound is a class: pass an instance as the stage"),
         (3, "3 is not a stage"),
     ],
 )
@@ -100,12 +100,12 @@ def test_what_is_no_stage_is_told_what_is_missing(value: Any, says: str) -> None
 def test_forward_references_are_resolved_late_and_by_name() -> None:
     made = stage(unknown)
     assert "? -> ?" in repr(Pipeline([made]))
-    with pytest.raises(TypeError, match="stage 'unknown': the annotation 'Nowhere' is not known"):
+    with pytest.raises(TypeError, match="stage 'unknown': its annotation 'Nowhere' is not defined"):
         Pipeline([made, left_to_right])
 
 
 def test_a_result_of_another_type_than_declared_is_an_error_of_the_stage() -> None:
-    with pytest.raises(TypeError, match="stage 'liar' returned a Left, not the Right it declares"):
+    with pytest.raises(TypeError, match="stage 'liar' returned a Left, but declares Right"):
         Pipeline([FunctionStage(lies, "liar")])(Left())
 
 

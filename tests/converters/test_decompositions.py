@@ -96,9 +96,7 @@ class TestOf:
     def test_two_for_one_operator_is_an_error_that_names_both(self) -> None:
         one, two = ModuleType("one"), ModuleType("two")
         one.f, two.f = decomposition(OPS[0], module="one"), decomposition(OPS[0], module="two")
-        with pytest.raises(
-            ValueError, match=r"aten\.addcmul\.default has two decompositions: one\.decompose and two\."
-        ):
+        with pytest.raises(ValueError, match=r"two decompositions of aten\.addcmul\.default: one\.decompose and two\."):
             DecompositionTable.of(two, one)
 
     def test_converters_are_not_decompositions(self) -> None:
@@ -128,7 +126,7 @@ class TestDeclaring:
         assert mine == {aten.relu.default: function}
         with pytest.raises(ValueError, match="already"):
             register_torch_trt_decomposition(aten.relu.default, registry=mine)(lambda x: x)
-        with pytest.raises(TypeError, match="tables never change"):
+        with pytest.raises(TypeError, match="A table is immutable"):
             register_torch_trt_decomposition(aten.relu.default, registry=DecompositionTable())
 
     @pytest.mark.parametrize("key", [torch.relu, None], ids=["function", "None"])
@@ -137,7 +135,7 @@ class TestDeclaring:
             register_torch_trt_decomposition(key)
 
     def test_an_undeclared_function_is_a_type_error(self) -> None:
-        with pytest.raises(TypeError, match="declares no decomposition"):
+        with pytest.raises(TypeError, match="is no decomposition"):
             DecompositionTable().register(len)
 
     def test_the_declaration_is_frozen(self) -> None:

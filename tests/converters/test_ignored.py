@@ -75,7 +75,7 @@ def refusing(node: Any, settings: Any) -> Any:
 WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "standard behind a built-in": (
         lambda: compiled(registry=registry(aten.relu.default, priority=ConverterPriority.STANDARD)),
-        "comes before it, and accepts.*HIGH",
+        "has precedence, and accepts.*HIGH",
     ),
     "standard within a composite": (
         lambda: compiled(registry=registry(aten.addmm.default, priority=ConverterPriority.STANDARD)),
@@ -117,7 +117,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
             registry=registry(aten.relu.default, lambda ctx, target, args, kwargs, name: args[0]),
             decompositions=table(aten.relu.default, lambda x: x.clamp(min=0)),
         ),
-        "a HIGH converter of the operator comes before it",
+        "a HIGH converter of the operator is used instead",
     ),
     "a decomposition that is disabled": (
         lambda: compiled(
@@ -128,11 +128,11 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "enabled and disabled": (
         lambda: compiled(torch_enabled_decompositions={aten.gelu}, torch_disabled_decompositions={aten.gelu.default}),
-        "torch_enabled_decompositions and in torch_disabled",
+        "torch_enabled_decompositions and torch_disabled",
     ),
     "an operator to disable that nothing takes apart": (
         lambda: pipeline.default(torch_disabled_decompositions={aten.convolution.default}),
-        "convolution.default in torch_disabled_decompositions is not used: nothing takes it apart",
+        "convolution.default in torch_disabled_decompositions has no effect: neither pipeline nor torch has a",
     ),
     "a composite that is disabled": (
         lambda: compiled(registry=registry(aten.addmm.default), torch_disabled_decompositions={aten.linear.default}),
@@ -149,7 +149,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a predicate that raises": (lambda: compiled(torch_executed_ops={fails}), "predicate .*fails raised KeyError"),
     "a dict to override": (lambda: pipeline.DYNAMO_CONVERTERS.override({aten.relu.default: mine}), "from_legacy"),
-    "a registry of a number": (lambda: ConverterRegistry([1]), "made of declarations, not 1"),
+    "a registry of a number": (lambda: ConverterRegistry([1]), "takes declarations of converters, not 1"),
     "a key twice": (
         lambda: ConverterRegistry.from_legacy({aten.relu: mine, aten.relu.default: hopeless}),
         "are one operator",
@@ -163,7 +163,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: compiled(registry=registry(aten.relu.default, elsewhere)),
         "enabled_precisions.*strongly typed",
     ),
-    "inputs of another name": (lambda: pipeline.default()(LINEAR, arg_inputs=(X,)), "called args here"),
+    "inputs of another name": (lambda: pipeline.default()(LINEAR, arg_inputs=(X,)), "use args="),
     "inputs for settings": (lambda: pipeline.default(inputs=(X,)), "given to the call"),
     "data for a size": (
         lambda: compiled(_Nonzero(), registry=registry(aten.nonzero.default, requires_output_allocator=True)),

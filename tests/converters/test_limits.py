@@ -33,11 +33,11 @@ several processes."""
 
 HAND_MADE = {
     "the number of classes is data-dependent": "test_one_hot_needs_its_number_of_classes",
-    "has no cumulative sum": "test_without_cumulative_sums_nothing_is_scattered_by_mask",
+    "has no layer for cumulative sums": "test_without_cumulative_sums_nothing_is_scattered_by_mask",
     "has no implementation on pairs of reals": "tests/stages/test_complex.py",
     "has layout": "test_sparse_tensors_are_refused",
     "kernel is faster on GPUs of this compute capability": "tests/converters/test_attention.py",
-    "depends on dynamic sizes, and engines have no Python bools": "test_a_condition_on_sizes_is_refused",
+    "is a Python bool of dynamic sizes, which engines do not support": "test_a_condition_on_sizes_is_refused",
     "that depends on data and has no bound": "tests/shapes/test_data_dependent.py",
     "which are equal only for some data": "tests/shapes/test_data_dependent.py",
 }
@@ -170,13 +170,13 @@ def test_one_hot_needs_its_number_of_classes() -> None:
 
 
 def test_a_condition_on_sizes_is_refused() -> None:
-    assert "depends on dynamic sizes" in refused(made(torch.sym_not, None, value=torch.empty(0)))
+    assert "is a Python bool of dynamic sizes" in refused(made(torch.sym_not, None, value=torch.empty(0)))
 
 
 def test_without_cumulative_sums_nothing_is_scattered_by_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, "CAPABILITIES", attrs.evolve(index.CAPABILITIES, cumulative=False))
     call = Call(aten.masked_scatter.default, (TensorSpec((3,)), TensorSpec((3,), torch.bool), TensorSpec((3,))))
-    assert reasons(call) == [f"{LIBRARY} has no cumulative sum"]
+    assert reasons(call) == [f"{LIBRARY} has no layer for cumulative sums, which the operator needs"]
 
 
 def test_sparse_tensors_are_refused() -> None:

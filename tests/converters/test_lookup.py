@@ -133,7 +133,7 @@ class TestNodes:
         for node in graph.nodes:
             if node.op != "call_function":
                 assert reasons(registry(*{aten.relu.default}), node) == [
-                    f"{node.name} calls no operator: it is of kind {node.op}"
+                    f"{node.name} is a {node.op} node: only call_function nodes are converted"
                 ]
 
     def test_a_bound_registry_has_the_same_lookups(self, static: torch.fx.Node) -> None:
@@ -196,7 +196,7 @@ class TestValidators:
     @pytest.mark.parametrize("verdict", [False, 0])
     def test_a_plain_no_is_told_with_the_docstring(self, verdict: Any, static: torch.fx.Node) -> None:
         (rejection,) = refusing(verdict).explain(static)
-        assert rejection.reason == f"the converter's validator {__name__}.limit refuses it"
+        assert rejection.reason == f"the validator {__name__}.limit rejects this call"
         assert rejection.hint == "At most four."
 
     def test_an_exception_is_a_reason(self, static: torch.fx.Node) -> None:
@@ -222,7 +222,7 @@ class TestDynamicShapes:
     def test_the_reason_names_the_places(self, dynamic: torch.fx.Node) -> None:
         symbol = dynamic.meta["val"].shape[0]
         assert reasons(registry(aten.relu.default), dynamic) == [
-            f"the converter {__name__}.registry.convert takes static shapes only, "
+            f"the converter {__name__}.registry.convert supports static shapes only, "
             f"but dim 0 of {dynamic.args[0].name} is {symbol}, dim 0 of its result is {symbol}"
         ]
 
@@ -242,7 +242,8 @@ class TestDynamicShapes:
         for args, kwargs in [(([1, (batch,)],), {}), ((), {"end": {"nested": batch}}), ((slice(None, batch),), {})]:
             node = made.call_function(aten.relu.default, args, kwargs)
             assert reasons(registry(aten.relu.default), node) == [
-                f"the converter {__name__}.registry.convert takes static shapes only, but batch is {size.meta['val']}"
+                f"the converter {__name__}.registry.convert supports static shapes only, but "
+                f"batch is {size.meta['val']}"
             ]
 
     def test_it_puts_no_guard_on_the_shapes(self, graph: torch.fx.Graph) -> None:
@@ -261,7 +262,7 @@ class TestDynamicShapes:
     ) -> None:
         size = calls(graph, aten.sym_size.int)[0].meta["val"]
         (reason,) = reasons(refusing(lambda node: size > 3, supports_dynamic_shapes=True), dynamic)
-        assert "depends on a symbolic dim" in reason
+        assert "a condition on symbolic dims" in reason
 
 
 def test_a_support_names_its_converter_without_an_address() -> None:

@@ -253,7 +253,7 @@ class TestUnreached:
     def test_a_built_in_converter_is_asked_first(self) -> None:
         said = self.named(registry(aten.relu.default, priority=ConverterPriority.STANDARD), nn.ReLU(), X)
         assert "relu" in said
-        assert "comes before it, and accepts" in said
+        assert "has precedence, and accepts" in said
         assert "HIGH" in said
 
     def test_the_composite_is_converted_as_a_whole(self) -> None:

@@ -191,7 +191,7 @@ def collectives_in_engines(rank: int, folder: Path) -> None:
     """One engine, equal on all ranks, with the permission of `load` that collectives between engines need."""
     whole, model = sharded(BY_ROWS_AND_COLUMNS)
     compile = pipeline.default(collectives_in_engine=True)
-    why = "the process group has gloo" if CAPABILITIES.collectives else "runs no collectives in engines"
+    why = "the process group has gloo" if CAPABILITIES.collectives else "supports no collectives in engines"
     assert why in str(compile.until("partition")(pipeline.capture(model, (ROWS,))))
     if not CAPABILITIES.collectives:
         return
@@ -317,7 +317,7 @@ def what_is_refused(rank: int, folder: Path) -> None:
     for model, why in refused.items():
         with pytest.raises(pipeline.CaptureError, match=why):
             COMPILE(model.eval(), (torch.randn(3),))
-    with pytest.raises(pipeline.CaptureError, match="a mesh of cpu, and is captured as on cuda"):
+    with pytest.raises(pipeline.CaptureError, match="a DeviceMesh of cpu, but is captured with device=cuda"):
         pipeline.capture(sharded(BY_ROWS_AND_COLUMNS)[1], (torch.randn(2, 4, 16),), device="cuda")
 
 

@@ -81,8 +81,8 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         r"ReLU.forward\(input\) rejects .*: too many positional arguments",
     ),
-    "too many for an export": (of(exported, (X, X)), TypeError, "exported with the inputs x: Node arity mismatch"),
-    "an unknown name of an export": (of(exported, (X,), {"y": X}), TypeError, "exported with the inputs x: "),
+    "too many for an export": (of(exported, (X, X)), TypeError, "do not fit the exported inputs .x.: Node arity"),
+    "an unknown name of an export": (of(exported, (X,), {"y": X}), TypeError, "do not fit the exported inputs .x.: "),
     "a range that was not exported": (of(exported, (RANGE,)), ValueError, r"as 2x4:float32, not 1\.\.8x4:float32"),
     "another dtype than exported": (of(exported, (X.half(),)), ValueError, "as 2x4:float32, not 2x4:float16"),
     "decompositions that are none": (
@@ -100,7 +100,7 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ValueError,
         "compute_capabilities: .* cannot build for 99.0; it builds for",
     ),
-    "stages that are none": (lambda: pipeline.Pipeline(3), TypeError, "stages are a sequence"),
+    "stages that are none": (lambda: pipeline.Pipeline(3), TypeError, "expected a sequence of stages"),
 }
 
 

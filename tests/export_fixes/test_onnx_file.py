@@ -156,7 +156,7 @@ def test_other_files_are_refused_by_the_node(
     with pytest.raises(ValueError, match=r"dim 0 of the input x.1 varies, .* pass args=\(pipeline.Input"):
         pipeline.compile("dynamic.onnx")
     assert main(["print", "dynamic.onnx"]) == 2
-    assert "describe inputs by --input" in capsys.readouterr().err
+    assert "describe each input with --input" in capsys.readouterr().err
     assert main(["print", "dynamic.onnx", "--input", "1..8x8", "--input", "3:int64"]) == 0
     assert "(the/logits: float32[-1, 4])" in capsys.readouterr().out
     onnx.save(FILES["function"], "static.onnx")

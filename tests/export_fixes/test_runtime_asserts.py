@@ -65,7 +65,7 @@ def test_a_mask_that_picks_a_known_number_is_said(rows: int | None, caplog: pyte
     model = Checking(picks).eval()
     run = pipeline.default(min_block_size=1)(model, (X,)).module("reference")
     torch.testing.assert_close(run(X), model(X))
-    assert ("a fixed number of masked elements at checking.py:" in caplog.text) == (rows is not None)
+    assert ("a fixed number of selected elements at checking.py:" in caplog.text) == (rows is not None)
     caplog.clear()
     pipeline.capture(Checking(picks_its_own).eval(), (X,))
     assert "masked elements" not in caplog.text

@@ -184,7 +184,7 @@ def test_decompositions_that_are_not_the_users_are_named_so() -> None:
 def test_what_new_users_pass_is_explained(tmp_path: Path) -> None:
     """A file of torch.save, a tensor for a shape, a shape for a tensor, and a misspelled argument."""
     torch.save({"a": X}, tmp_path / "weights.pt")
-    with pytest.raises(pipeline.ArtifactError, match=r"weights\.pt is a file of torch, (?s:.*)torch\.load"):
+    with pytest.raises(pipeline.ArtifactError, match=r"weights\.pt was saved by torch, (?s:.*)torch\.load"):
         pipeline.load(tmp_path / "weights.pt")
     with pytest.raises(TypeError, match=r"Input\.from_tensor\(x\)"):
         pipeline.Input(X)

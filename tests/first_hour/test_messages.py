@@ -80,7 +80,7 @@ FOREIGN: Final[Mapping[str, Callable[[Path], object]]] = {
 def test_files_of_torch_are_named(writer: str, tmp_path: Path) -> None:
     FOREIGN[writer](tmp_path / "model.pt")
     (path,) = tmp_path.iterdir()
-    with pytest.raises(pipeline.ArtifactError, match=r"is a file of torch, not a .*\n  hint: torch\.load"):
+    with pytest.raises(pipeline.ArtifactError, match=r"was saved by torch, .*\n  hint: read it with torch\.load"):
         pipeline.load(path)
 
 
@@ -108,7 +108,7 @@ def test_adapters_are_read_from_a_file_or_folder(compiled: pipeline.Compiled, tm
     same = [compiled.with_lora(each)(X) for each in (pair, path, str(tmp_path))]
     assert torch.equal(same[0], same[1]) and torch.equal(same[0], same[2])
     (tmp_path / "other.bin").write_bytes(b"nothing like that")
-    with pytest.raises(pipeline.ArtifactError, match=r"other\.bin is no safetensors file"):
+    with pytest.raises(pipeline.ArtifactError, match=r"other\.bin is not a safetensors file"):
         compiled.with_lora(tmp_path / "other.bin")
     with pytest.raises(FileNotFoundError, match=r"none\.safetensors"):
         compiled.with_lora(tmp_path / "none.safetensors")
@@ -135,10 +135,10 @@ def _told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 COMMANDS: Final[Mapping[str, tuple[list[str], str]]] = {
-    "a pickled model": (["compile", "whole.pt"], "is a file of torch.save, which has no graph: name its factory"),
+    "a pickled model": (["compile", "whole.pt"], "is a file of torch.save, which contains no graph: pass a function"),
     "a cache that is too short": (
         ["generate", "config", "--prompt-ids", "1,2,3,4,5,6", "--max-cache-len", "4"],
-        "max_prompt_len is 6, more than max_cache_len, 4",
+        "max_prompt_len is 6: expected at most max_cache_len, 4",
     ),
 }
 

@@ -26,15 +26,15 @@ MODELS: Final[dict[str, Misuse]] = {
         lambda: C(torch.relu, (X,)),
         "the function relu cannot be compiled: pass an nn.Module whose forward",
     ),
-    "a name": (lambda: C("resnet50", (X,)), "a str cannot be compiled: pass the model itself, or FILE.onnx; torch.e"),
+    "a name": (lambda: C("resnet50", (X,)), "a str cannot be compiled: pass an nn.Module, or the path of an ONNX"),
     "nothing": (lambda: C(None, (X,)), "None cannot be compiled: pass an nn.Module"),
-    "weights": (lambda: C(NET.state_dict(), (X,)), "an OrderedDict cannot be compiled: these are tensors by name"),
-    "the inputs first": (lambda: C(X, NET), "a Tensor cannot be compiled: the model comes first, then its inputs"),
+    "weights": (lambda: C(NET.state_dict(), (X,)), "an OrderedDict cannot be compiled: it is a state dict"),
+    "the inputs first": (lambda: C(X, NET), "a Tensor cannot be compiled: pass the model first, then its inputs"),
     "a program": (lambda: C(compiled(), (X,)), "a Compiled cannot be compiled: it is compiled already; pass an nn.Mod"),
     "on meta": (lambda: C(nn.Linear(8, 4, device="meta"), (X,)), "weight is on the meta device"),
     "halves and floats": (
         lambda: C(nn.Sequential(nn.Linear(8, 4).half(), nn.Linear(4, 2)), (X.half(),)),
-        "the model cannot run: aten.linear.default (linear.py",
+        "the model has a dtype error: aten.linear.default (linear.py",
     ),
     "default called with it": (
         lambda: D(NET, args=(X,)),
@@ -49,7 +49,7 @@ MODELS: Final[dict[str, Misuse]] = {
     ),
     "exported, with other ranges": (
         lambda: C(torch.export.export(NET, (X,)), (X,), dynamic_shapes=({0: N},)),
-        "an ExportedProgram contains its dynamic shapes",
+        "dynamic_shapes cannot change an ExportedProgram",
     ),
     "a str captured": (lambda: pipeline.capture("x", (X,)), "model must be an nn.Module, an Exported"),
     "a number recorded": (lambda: pipeline.recorded(3).__enter__(), "recorded takes an nn.Module, got an int"),
@@ -142,13 +142,13 @@ INPUTS: Final[dict[str, Misuse]] = {
     ),
     "names of no outputs": (
         lambda: C(NET, (X,), output_names=["a", "b"]),
-        "output_names has 2 names, the model 1 output",
+        "output_names has 2 names, but the model has 1 output",
     ),
     "one name as outputs": (
         lambda: C(NET, (X,), output_names="a"),
-        'takes a sequence of names such as ("logits",), not',
+        'expected a sequence of names, such as ("logits",)',
     ),
-    "a name of outputs twice": (lambda: C(Pair(), (X, X), output_names=["a", "a"]), "output_names: 'a' is there twice"),
+    "a name of outputs twice": (lambda: C(Pair(), (X, X), output_names=["a", "a"]), "has the name 'a' twice"),
 }
 
 SETTINGS: Final[dict[str, Misuse]] = {

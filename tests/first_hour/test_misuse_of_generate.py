@@ -43,19 +43,19 @@ def generated(*args: Any, **given: Any) -> Any:
 COMPILED: Final[dict[str, Misuse]] = {
     "no language model": (
         lambda: made(model=nn.Linear(8, 4)),
-        "model is a Linear: compile_for_generation takes a langu",
+        "model is a Linear: expected a language model of",
     ),
-    "a name": (lambda: made(model="llama"), "model is a str: compile_for_generation takes a language model"),
+    "a name": (lambda: made(model="llama"), "model is a str: expected a language model of"),
     "compiled already": (lambda: made(model=compiled()), "model is compiled already: call its generate"),
-    "a misspelt size": (lambda: made(max_batchsize=4), "takes no 'max_batchsize': did you mean max_batch?"),
+    "a misspelt size": (lambda: made(max_batchsize=4), "has no argument 'max_batchsize': did you mean max_batch?"),
     "a cache of nothing": (lambda: made(max_cache_len=0), "max_cache_len is 0: expected at least 1"),
-    "a cache as text": (lambda: made(max_cache_len="16"), "max_cache_len must be an integer, at least 1, not '16'"),
-    "a prompt longer than the cache": (lambda: made(max_prompt_len=20), "is 20, more than max_cache_len, 16"),
+    "a cache as text": (lambda: made(max_cache_len="16"), "max_cache_len is '16': expected an integer, at least 1"),
+    "a prompt longer than the cache": (lambda: made(max_prompt_len=20), "is 20: expected at most max_cache_len, 16"),
     "settings as the pipeline": (
         lambda: made(compile=pipeline.CompilationSettings()),
-        "compile is a CompilationSettings, expected a pipeline, such as pipeline.default(); settings are given by name",
+        "compile is a CompilationSettings, expected a pipeline, such as pipeline.default(); pass settings by name",
     ),
-    "a way to verify": (lambda: made(verify="maybe"), "verify is True, False, 'raise' or 'warn', not 'maybe'"),
+    "a way to verify": (lambda: made(verify="maybe"), "verify is 'maybe': expected True, False, 'raise' or 'warn'"),
     "a precision": (lambda: made(precision="fp8"), "precision must be 'float16', 'bfloat16' or 'flo"),
 }
 
@@ -66,15 +66,15 @@ GENERATED: Final[dict[str, Misuse]] = {
         lambda: generated(IDS, max_new_tokens=40),
         "17 tokens, and the cache has 16 positions\n  hint: gene",
     ),
-    "text": (lambda: generated("hello"), "not a str: tokenizer(text, return_tensors='pt').input_ids makes one"),
+    "text": (lambda: generated("hello"), "such as tokenizer(text, return_tensors='pt').input_ids"),
     "lists": (
         lambda: generated([[5, 6]]),
-        "a prompt is a tensor of token ids [rows, tokens], not a list: torch.tensor(",
+        "the prompt is a list: expected a tensor of token ids [rows, tokens], such as torch",
     ),
-    "lists by name": (lambda: generated(input_ids=[[5]]), "not a list: torch.tensor(ids) makes one"),
+    "lists by name": (lambda: generated(input_ids=[[5]]), "such as torch.tensor(ids)"),
     "no rows": (
         lambda: generated(IDS[0]),
-        "the prompt has the shape [3], expected [rows, tokens]: pass it as ids[None]",
+        "the prompt has the shape [3], expected [rows, tokens]: pass prompt[None]",
     ),
     "fractions": (lambda: generated(IDS.float()), "input input_ids is float32, expected int64"),
     "images": (lambda: generated(IDS, pixel_values=torch.ones(1, 3, 8, 8)), "pass encoder_example to compile_for_gen"),
@@ -82,12 +82,15 @@ GENERATED: Final[dict[str, Misuse]] = {
         lambda: generated(inputs_embeds=torch.ones(1, 3, 16)),
         "the model is compiled for token ids\n  hint",
     ),
-    "another cache": (lambda: generated(IDS, cache_implementation="static"), "a compiled model has a cache of its own"),
+    "another cache": (
+        lambda: generated(IDS, cache_implementation="static"),
+        "compiled model always uses its own cache",
+    ),
     "hidden states": (
         lambda: generated(IDS, output_hidden_states=True),
-        "the engines return no hidden states: leave it",
+        "the engines return no hidden states; leave it",
     ),
-    "labels": (lambda: compiled()(IDS, labels=IDS), "labels are given, and the engines compute no loss"),
+    "labels": (lambda: compiled()(IDS, labels=IDS), "labels were passed, but the engines compute no loss"),
     "saved nowhere": (lambda: compiled().save("no/llm.trtp"), "there is no folder to write llm.trtp to: 'no'"),
     "saved to a number": (lambda: compiled().save(3), "save takes the path of a file, got an int"),
 }

@@ -96,44 +96,44 @@ def saved(change: Callable[[bytes], bytes] = bytes) -> Path:
 FILES: Final[dict[str, Misuse]] = {
     "missing": (
         lambda: pipeline.load("none.trtp"),
-        "there is no such file; compiled.save(path) writes one: 'none.trtp'",
+        "there is no such file; create one with compiled.save(path): 'none.trtp'",
     ),
     "a folder": (
         lambda: pipeline.load("."),
-        "it is a folder without model.trtp\n  hint: pass the file that save wrote",
+        "has no file model.trtp\n  hint: pass a path that compiled.save(path) wrote",
     ),
     "half a file": (lambda: pipeline.load(saved(lambda data: data[:300])), "x.trtp is truncated or was altered"),
     "another file": (
         lambda: pipeline.load(saved(lambda data: b"ONNX")),
-        "x.trtp is not a saved program\n  hint: compiled.s",
+        "x.trtp is not a saved program\n  hint: pass a file",
     ),
     "an empty file": (lambda: pipeline.load(saved(lambda data: b"")), "x.trtp is not a saved program"),
     "a number": (lambda: pipeline.load(3), "pipeline.load takes the path of a file, got an int"),
     "an open file": (lambda: pipeline.load(io.StringIO()), "takes the path of a file, got a StringIO"),
-    "one namespace": (lambda: pipeline.load(saved(), "aten"), 'is not a set of namespaces: pass {"aten"}'),
+    "one namespace": (lambda: pipeline.load(saved(), "aten"), 'expected a set of operator namespaces: pass {"aten"}'),
     "saved to a number": (lambda: compiled().save(3), "save takes the path of a file, got an int"),
     "saved to a folder": (lambda: compiled().save("."), "is a folder: name a file in it: '.'"),
     "saved nowhere": (lambda: compiled().save("no/x.trtp"), "there is no folder to write x.trtp to: 'no'"),
     "weights as a flag": (
         lambda: compiled().save("y", weights=True),
-        'weights is a bool: pass "inside", "none", or the p',
+        'weights is a bool: expected "inside", "none", or the p',
     ),
     "a report nowhere": (lambda: compiled().report("no/x.html"), "there is no folder to write x.html to: 'no'"),
     "a store of gigabytes": (
         lambda: pipeline.DiskStore(".", size="1GB"),
-        "size is a number of bytes, as 5 << 30, not '1GB'",
+        "size is '1GB': expected a number of bytes",
     ),
     "a key as a path": (
         lambda: pipeline.DiskStore(".").load("../x"),
-        "'../x' is not a key: use letters, digits, - and _",
+        "'../x' is not a key of an engine cache: use only",
     ),
     "a store by name": (
         lambda: pipeline.cached("folder"),
-        "a store has the methods load(key) and save(key, data), which",
+        "expected an object with the methods load(key) and save(key",
     ),
     "a protocol of nothing": (
         lambda: pipeline.FsspecStore("none://x"),
-        "cannot be at none://x: Protocol not known: none",
+        "cannot open none://x as an engine cache: Protocol",
     ),
     "a URL by number": (lambda: pipeline.FsspecStore(3), "url is an int, expected a str such as 's3://bucket/engines'"),
 }
@@ -143,8 +143,8 @@ STAGES: Final[dict[str, Misuse]] = {
         lambda: D().until("bild"),
         "refit_map, load, choose; did you mean 'build'?",
     ),
-    "without one of no pipeline": (lambda: D().without("chose"), "no stage 'chose'; the stages are decompose, "),
-    "inserted nowhere": (lambda: D().insert(nothing), "insert takes either before= or after=, the name of a stage"),
+    "without one of no pipeline": (lambda: D().without("chose"), "no stage is called 'chose'; the stages are"),
+    "inserted nowhere": (lambda: D().insert(nothing), "insert needs the name of a stage, either as before="),
     "inserted where it does not fit": (
         lambda: D().insert(nothing, before="build"),
         "stage 'convert' returns Converted, but",
@@ -153,24 +153,24 @@ STAGES: Final[dict[str, Misuse]] = {
         lambda: D().without("build"),
         "returns Converted, but the next stage, 'refit_map', takes",
     ),
-    "a number": (lambda: D() | 3, "3 is not a stage: a stage takes a record and returns a record"),
-    "a module": (lambda: D() | NET, "stage 'sequential' takes no record"),
-    "twice": (lambda: D() | nothing | nothing, "two stages are called 'nothing' in decompose"),
+    "a number": (lambda: D() | 3, "3 is not a stage: expected a function from one record"),
+    "a module": (lambda: D() | NET, "stage 'sequential' needs a positional parameter"),
+    "twice": (lambda: D() | nothing | nothing, "have the name 'nothing': exchange the first"),
     "a stage without a result": (
         lambda: (D() | nothing)(NET, (X,)),
-        "stage 'nothing' returned None, not the Compiled it",
+        "stage 'nothing' returned None, but declares Compiled",
     ),
     "a stage without types": (lambda: pipeline.stage(lambda c: c), "does not declare the type of its parameter 'c'"),
-    "a stage by name": (lambda: pipeline.stage("build"), "'build' is not a stage: a stage is a function of a record"),
+    "a stage by name": (lambda: pipeline.stage("build"), "'build' is not a stage: expected a function from one"),
     "an observer by name": (
         lambda: D().observed_by("print"),
-        "an observer is called with each Event; 'print' cannot be",
+        "the observer 'print' is not callable: expected a function",
     ),
     "set": (lambda: setattr(D(), "stages", ()), "a Pipeline is immutable, so .stages cannot be set: replace, insert"),
-    "called with a dict": (lambda: D()({"x": X}), "a dict cannot be compiled: these are tensors by name"),
+    "called with a dict": (lambda: D()({"x": X}), "a dict cannot be compiled: it is a state dict"),
     "called with keywords": (
         lambda: D()(NET, input=X),
-        "a pipeline takes (model, args, kwargs, dynamic_shapes), and no",
+        "is called with (model, args, kwargs, dynamic_shapes), not",
     ),
     "autocast to integers": (
         lambda: pipeline.autocast(torch.int8),
@@ -220,7 +220,7 @@ STAGES: Final[dict[str, Misuse]] = {
 WEIGHTS: Final[dict[str, Misuse]] = {
     "a file": (
         lambda: pipeline.refit_module_weights(compiled(), "x.pt"),
-        "new_weights is a str: pass a module, an Exported",
+        "new_weights is a str: expected a module, an Exported",
     ),
     "of another model": (
         lambda: pipeline.refit_module_weights(compiled(), nn.Linear(8, 4)),
@@ -228,9 +228,9 @@ WEIGHTS: Final[dict[str, Misuse]] = {
     ),
     "of another shape": (
         lambda: pipeline.refit_module_weights(compiled(), {"0.weight": torch.ones(4, 9), "0.bias": torch.ones(4)}),
-        "0.weight: it is float32[4, 9], the engine's is float32[4, 8]",
+        "0.weight: its new value is float32[4, 9], and the engine needs float32[4, 8]",
     ),
-    "of a module": (lambda: pipeline.refit_module_weights(NET, NET), "compiled is a Sequential: pass the result of"),
+    "of a module": (lambda: pipeline.refit_module_weights(NET, NET), "compiled is a Sequential: expected the result"),
     "half an adapter": (lambda: compiled().with_lora(dict([*PAIR.items()][:1])), "one of lora_A and lora_B is missing"),
     "an adapter of another shape": (
         lambda: compiled().with_lora({**PAIR, "0.lora_A.weight": torch.ones(2, 9)}),
@@ -238,15 +238,15 @@ WEIGHTS: Final[dict[str, Misuse]] = {
     ),
     "an adapter of nothing": (
         lambda: compiled().with_lora({f"head.{name}": factor for name, factor in PAIR.items()}),
-        "head.0.lora_A.weight: the compiled program has no such parameter",
+        "head.0.lora_A.weight: the program has no such parameter",
     ),
     "a scale as text": (
         lambda: compiled().with_lora(PAIR, scale="2"),
-        "scale is a finite number, such as lora_alpha / r",
+        "expected a finite number, such as lora_alpha / r",
     ),
     "adapters as a module": (
         lambda: compiled().with_lora(NET),
-        "adapters are PEFT's state dict or its file, or a mapping",
+        "expected PEFT's state dict, its file, or a mapping",
     ),
 }
 
@@ -270,23 +270,23 @@ def converted(function: Any, **declared: Any) -> pipeline.Compiled:
 CONVERTERS: Final[dict[str, Misuse]] = {
     "another signature": (
         lambda: declare(aten.relu.default)(lambda ctx, args: 1),
-        "a converter takes (ctx, target, args",
+        "a converter is called with (ctx, target, args",
     ),
     "an error": (
         lambda: converted(raising),
         "raised ValueError: my own (",
     ),
-    "a module as a target": (lambda: declare(nn.ReLU)(good), "ReLU is a module, which is traced to operators: declare"),
+    "a module as a target": (lambda: declare(nn.ReLU)(good), "a graph has no module ReLU, only its operators: declare"),
     "a function as a target": (
         lambda: declare(torch.relu)(good),
-        "torch.relu is traced to operators: declare converters",
+        "a graph has no torch.relu, only its operators: declare",
     ),
-    "overloads as a target": (lambda: declare(aten.add)(good), "torch.ops.aten.add has 16 overloads; say which"),
-    "a name of no operator": (lambda: declare("aten.rellu")(good), "near it are aten.relu"),
-    "no target": (lambda: declare(good), "good is a converter: decorate it with @dynamo_tensorrt_converter(target)"),
+    "overloads as a target": (lambda: declare(aten.add)(good), "torch.ops.aten.add has 16 overloads: pass one of them"),
+    "a name of no operator": (lambda: declare("aten.rellu")(good), "similar names: aten.relu"),
+    "no target": (lambda: declare(good), "the target is missing: decorate good with @dynamo_tensorrt_c"),
     "a number": (
         lambda: declare(aten.relu.default)(3),
-        "a converter is a function of (ctx, target, args, kwargs, name)",
+        "expected a function of (ctx, target, args, kwargs, name)",
     ),
     "a priority by name": (
         lambda: declare(aten.relu.default, priority="high")(good),
@@ -302,20 +302,20 @@ CONVERTERS: Final[dict[str, Misuse]] = {
     ),
     "not declared, registered": (
         lambda: R.override(print),
-        "declares no converter; decorate it with @dynamo_tensorrt_c",
+        "is not a converter: decorate it with @dynamo_tensorrt_c",
     ),
-    "an operator registered": (lambda: R.override(aten.relu.default), "declares no converter; decorate it with"),
+    "an operator registered": (lambda: R.override(aten.relu.default), "is not a converter: decorate it with"),
     "a decomposition of nothing": (
         lambda: pipeline.register_torch_trt_decomposition("aten.rellu")(good),
-        "there is no operator 'aten.rellu'; 'aten.relu.default' is one",
+        "there is no operator 'aten.rellu': expected a name as 'aten.relu",
     ),
-    "one decomposition": (lambda: D(torch_disabled_decompositions="aten.silu"), "takes a collection of operators, not"),
-    "a misspelt decomposition": (lambda: D(torch_disabled_decompositions=["aten.sillu"]), "near it are aten.silu"),
+    "one decomposition": (lambda: D(torch_disabled_decompositions="aten.silu"), "expected a collection of operators"),
+    "a misspelt decomposition": (lambda: D(torch_disabled_decompositions=["aten.sillu"]), "similar names: aten.silu"),
     "support of a module": (
         lambda: pipeline.get_graph_converter_support(NET),
         "takes a torch.fx.GraphModule, not a Sequ",
     ),
-    "a check of nothing": (lambda: check_converter(print), "declares no converter; decorate it"),
+    "a check of nothing": (lambda: check_converter(print), "is not a converter: decorate it"),
 }
 
 TABLES: Final = {"converters": CONVERTERS, "calls": CALLS, "files": FILES, "stages": STAGES, "weights": WEIGHTS}

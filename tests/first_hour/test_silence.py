@@ -53,7 +53,7 @@ EMPTY: dict[str, tuple[nn.Module, tuple[Any, ...], str]] = {
     "float64": (Wide(), (X.double(),), "0 of .* is float64, .* truncate_double=True"),
     "mostly float64": (Sum(), (X, X.double()), "2 of 6 operators run in TensorRT, the others in PyTorch"),
     "eigenvalues": (Eigen(), (torch.eye(4),), r"0 of 1 operators .*\n  1 operator: .* no implementation on pairs"),
-    "a slice by item": (Sliced(), (X, torch.tensor(2)), "0 of .* Python reads .* do not call item"),
+    "a slice by item": (Sliced(), (X, torch.tensor(2)), "0 of .* Python reads .* instead of its item"),
 }
 
 

@@ -74,16 +74,20 @@ REFUSED: dict[str, Case] = {
         "the quantized values are computed",
     ),
     "an odd row": (quantized.check_dequantize, lambda: dequantize("int4"), "a row has an odd number of int4 values"),
-    "ragged blocks": (quantized.check_dequantize, lambda: dequantize(block=(4, 1)), "blocks of 4 do not divide dim 0"),
+    "ragged blocks": (
+        quantized.check_dequantize,
+        lambda: dequantize(block=(4, 1)),
+        "the block size 4 does not divide dim 0",
+    ),
     "float64": (quantized.check_dequantize, lambda: dequantize(dtype=torch.float64), "the tensor is torch.float64"),
-    "a computed scale": (quantized.check_fake_quantize, lambda: fake_quantize(computed=(1,)), "the scale is computed"),
+    "a computed scale": (quantized.check_fake_quantize, lambda: fake_quantize(computed=(1,)), "scale is computed"),
     "float64 again": (
         quantized.check_fake_quantize,
         lambda: fake_quantize(dtype=torch.float64),
         "the tensor is torch.float64",
     ),
     "a rank of 4": (quantized.check_blocks, lambda: blocks(2, 2, 2, 16), "the rank is 4"),
-    "a ragged row": (quantized.check_blocks, lambda: blocks(4, 24), "do not divide the last dim, 24"),
+    "a ragged row": (quantized.check_blocks, lambda: blocks(4, 24), "does not divide the last dim, 24"),
 }
 
 
@@ -122,7 +126,7 @@ def test_fp4_is_for_gpus_that_have_it() -> None:
 def test_a_tensorrt_that_builds_none_names_the_version_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantized, "CAPABILITIES", attrs.evolve(quantized.CAPABILITIES, quantization=False))
     refused = quantized.check_fake_quantize(fake_quantize(), NEWEST)
-    assert not refused and "builds no quantized network" in refused.reason and ">=1.6.1" in refused.hint
+    assert not refused and "does not support quantized networks" in refused.reason and ">=1.6.1" in refused.hint
 
 
 def test_every_reason_is_here() -> None:

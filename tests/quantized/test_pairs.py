@@ -123,6 +123,6 @@ def test_the_version_to_install_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     compiled = compile(model, args=(x,))
     refused = [f for f in compiled.coverage.fallback if f.target == "pipeline.dequantize.default"]
     assert len(refused) == 2
-    assert "builds no quantized network" in refused[0].reason
+    assert "does not support quantized networks" in refused[0].reason
     assert "tensorrt-rtx>=1.6.1" in refused[0].hint
     assert float((compiled(x) - model(x)).norm() / model(x).norm()) < 0.02

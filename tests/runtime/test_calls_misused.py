@@ -104,10 +104,13 @@ def test_a_compiled_program_is_its_own_copy() -> None:
 
 
 WEIGHTS: dict[str, tuple[Callable[[], Any], str]] = {
-    "an array": (lambda: torch.zeros(4, 4).numpy(), "it is an ndarray, expected a torch.Tensor"),
-    "a number": (lambda: 3, "it is an int, expected a torch.Tensor"),
-    "no value": (lambda: torch.zeros(4, 4, device="meta"), "it is on the meta device"),
-    "a sparse tensor": (lambda: torch.eye(4).to_sparse(), "it is torch.sparse_coo, the engine's is torch.strided"),
+    "an array": (lambda: torch.zeros(4, 4).numpy(), "its value is an ndarray: expected a torch.Tensor"),
+    "a number": (lambda: 3, "its value is an int: expected a torch.Tensor"),
+    "no value": (lambda: torch.zeros(4, 4, device="meta"), "its new value is on the meta device"),
+    "a sparse tensor": (
+        lambda: torch.eye(4).to_sparse(),
+        "its layout is torch.sparse_coo, and the engine needs torch.strided",
+    ),
 }
 
 

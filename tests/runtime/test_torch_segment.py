@@ -152,7 +152,7 @@ def test_numbers_from_data_reach_every_segment(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32], ids=str)
 def test_a_bool_from_data_is_no_result(dtype: torch.dtype) -> None:
     model = Numbers(lambda x, i: (x, i.item() if dtype == torch.bool else i.item() > 1))
-    with pytest.raises(pipeline.CaptureError, match=r"returns a data-dependent bool.*test_torch_segment"):
+    with pytest.raises(pipeline.CaptureError, match=r"returns a data-dependent Python bool.*test_torch_segment"):
         pipeline.capture(model, (torch.ones(6), torch.tensor(3).to(dtype)))
 
 

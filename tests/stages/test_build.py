@@ -107,7 +107,7 @@ def test_a_network_that_comes_out_otherwise_is_refused(converted: Converted, tmp
     first, *rest = network.layers
     other = attrs.evolve(network, layers=(attrs.evolve(first, attributes=(*first.attributes, ("axis", 3))), *rest))
     sent = RemoteBuild(other, tmp_path / "weights", converted.handles[0])
-    with pytest.raises(BuildError, match=r"engine_0: the network .* has another description"):
+    with pytest.raises(BuildError, match=r"engine_0: the network .* differs from the description"):
         pickle.loads(pickle.dumps(sent)).open_network()
 
 
@@ -137,7 +137,7 @@ def test_what_a_worker_cannot_replay_says_so(converted: Converted, processes: Ex
     plugin = attrs.evolve(order.network, layers=(attrs.evolve(order.network.layers[0], kind="PLUGIN_V3"),))
     job = Job(order, RemoteBuild(plugin, tmp_path / "weights", converted.handles[0]), tmp_path / "plan")
     with pytest.raises(
-        BuildError, match=r"\(PLUGIN_V3\).*digest of a plugin's state\n  hint: build it in this process"
+        BuildError, match=r"\(PLUGIN_V3\).*digest of a plugin's state\n  hint: build the engine in this process"
     ):
         collect_plans(processes, [job], report)
 
@@ -237,7 +237,7 @@ class Forging(Executor):
 
 @pytest.mark.parametrize("sends", [False, True])
 def test_a_plan_other_than_its_builders_is_an_error(sends: bool, converted: Converted) -> None:
-    with pytest.raises(BuildError, match=r"engine_\d: the plan is not the one that its builder reports"):
+    with pytest.raises(BuildError, match=r"engine_\d: the plan that arrived is not the plan that the worker built"):
         Build(Forging(sends))(converted)
 
 
@@ -279,9 +279,9 @@ def settled(result: Any = None, error: Exception | None = None, cancelled: bool 
 
 ODD: dict[str, tuple[Any, str]] = {
     "no future": (None, r"the executor's submit\(\) returned None, not a Future\n  hint: leave"),
-    "no plan": (settled(3), "its worker returned an int instead of the job's result"),
-    "cancelled": (settled(cancelled=True), "the executor cancelled it\n  hint: keep the executor open"),
-    "failed": (settled(error=OSError("no disk")), "OSError in its worker: no disk\n  hint: leave"),
+    "no plan": (settled(3), "its worker returned an int instead of an engine plan"),
+    "cancelled": (settled(cancelled=True), "the executor cancelled its build\n  hint: shut it down only"),
+    "failed": (settled(error=OSError("no disk")), "its build raised OSError in a worker: no disk\n  hint: leave"),
 }
 
 
@@ -308,9 +308,9 @@ def test_a_worker_that_crashes_is_an_error_that_names_the_engine(
         Crashing(order, RemoteBuild(order.network, tmp_path / order.name), tmp_path / f"{order.name}.plan")
         for order in orders
     ]
-    with pytest.raises(BuildError, match=r"^engine_0: a process that was building it ended abruptly"):
+    with pytest.raises(BuildError, match=r"^engine_0: a worker process crashed or was killed in the build"):
         collect_plans(processes, jobs, report)
-    with pytest.raises(BuildError, match="engine_0: the executor refused the work"):
+    with pytest.raises(BuildError, match="engine_0: the executor did not accept the build"):
         Build(processes)(converted)
 
 
@@ -325,7 +325,7 @@ def test_a_worker_that_crashes_is_an_error_that_names_the_engine(
 )
 def test_engines_that_take_weights_later_need_a_gpu(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.build.serialized_plans.has_gpu", lambda: False)
-    with pytest.raises(pipeline.BuildError, match="can only be built on a machine with a GPU"):
+    with pytest.raises(pipeline.BuildError, match="needs a machine with a GPU"):
         pipeline.default(**fields)(torch.nn.Sequential(torch.nn.Linear(4, 4)).eval(), args=(torch.randn(2, 4),))
 
 

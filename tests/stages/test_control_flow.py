@@ -115,7 +115,7 @@ def within(m: Flow, y: Tensor) -> Any:
         (long, "the 600 steps are 1800 operators, more than 1024", False),
         (literal, "is a tensor that the inner graph creates from numbers", False),
         (written_numbers, "is a tensor that the inner graph creates from numbers", False),
-        (recurrence, "the number of steps is a dynamic size", True),
+        (recurrence, "the number of loop steps is a dynamic size", True),
         (convolved, "torch.vmap cannot turn this control flow into one call for any number of rows", True),
         (repeated, "control flow: which of its graphs runs, and how often, is known only at run time", False),
         (within, "while_loop cannot be expanded", False),

@@ -48,7 +48,7 @@ IN_TORCH: Final[Mapping[str, Mapping[str, str]]] = {
     "bincount": {"aten.bincount.default": DATA},
     "bincount weighted": {"aten.bincount.default": DATA},
     "bincount of unknown length": {"aten.bincount.default": DATA},
-    "histc of its own range": {"aten.histc.default": "the bins span the range of the data"},
+    "histc of its own range": {"aten.histc.default": "the bins span the data's range"},
     "unique": {"aten._unique2.default": DATA},
     "unique with inverse": {"aten._unique2.default": DATA},
     "unique of rows": {"aten.unique_dim.default": DATA},

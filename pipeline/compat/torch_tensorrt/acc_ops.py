@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Operator:
         return OPERATORS[name]
     near = ", ".join(difflib.get_close_matches(name, OPERATORS, 3)) or "acc_ops.linear"
     raise AttributeError(
-        f"acc_ops has no {name!r}: declare the converter for the ATen operator, torch.ops.aten.…; near it are {near}"
+        f"acc_ops has no {name!r} (similar: {near}): declare the converter for an ATen operator, torch.ops.aten.…"
     )
 
 

@@ -98,7 +98,7 @@ def _convert(
     verdict = validated.verdicts[node.name]
     if verdict.choice is None:
         reasons = "; ".join(map(str, verdict.reasons))
-        raise NetworkError(f"{name}: no converter takes this call of {verdict.target}: {reasons}")
+        raise NetworkError(f"{name}: no converter supports this call of {verdict.target}: {reasons}")
     args, kwargs = barriers.arguments(ctx, name, node, lambda each: env[each.name])
     made = verdict.choice.support.converter_implementation(ctx, node.target, args, kwargs, name)
     return barriers.result(ctx, name, node, made)
@@ -157,7 +157,7 @@ class _Graph:
         try:
             fake = fake_result(self.stand_ins.mode, target, args, kwargs)
         except Exception as error:
-            raise NetworkError(f"torch refuses this call of {qualified_name(target)}: {error_text(error)}") from error
+            raise NetworkError(f"torch rejects this call of {qualified_name(target)}: {error_text(error)}") from error
         node = self.graph.call_function(target, args, kwargs)
         node.meta["val"] = fake
         return node

@@ -43,8 +43,8 @@ def tensorrt_converter(
     """
     if no_explicit_batch_dim:
         raise ValueError(
-            f"a converter of {key} for implicit batches has no use: TensorRT has explicit ones only; drop "
-            "no_explicit_batch_dim and read the batch off input.shape[0]"
+            f"the converter of {key} is for implicit batch dims, which TensorRT no longer has: leave out "
+            "no_explicit_batch_dim, and read the batch size from input.shape[0]"
         )
     target = target_of(key)
 

@@ -61,7 +61,7 @@ def context_of(ctx: Conversion) -> ConversionContext:
     if isinstance(ctx, LegacyNetwork):
         return ctx.ctx
     if not isinstance(ctx, ConversionContext):
-        raise TypeError(f"a building block's first argument is the converter's own, ctx or network, not {ctx!r}")
+        raise TypeError(f"pass the converter's first argument, ctx or network, to the building block, not {ctx!r}")
     return ctx
 
 

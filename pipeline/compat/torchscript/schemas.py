@@ -81,7 +81,7 @@ def find_operator(schema: str) -> Operator:
     match = re.match(r"\s*(\w+)::(\w+)", schema) if isinstance(schema, str) else None
     if match is None:
         example = "aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"
-        raise ValueError(f"{schema!r} is not a schema; {example!r} is one")
+        raise ValueError(f"{schema!r} is not an operator schema; expected a schema such as {example!r}")
     overloads = _overloads(getattr(getattr(torch.ops, match[1]), match[2], None))
     for overload in overloads:
         if _normalize_schema(str(overload._schema)) == _normalize_schema(schema):
@@ -92,7 +92,7 @@ def find_operator(schema: str) -> Operator:
     known = [str(overload._schema) for overload in overloads]
     near = difflib.get_close_matches(schema, known, 3, 0) or known
     rows = "".join(f"\n  {row}" for row in near)
-    raise ValueError(f"no operator has the schema {schema!r}" + (f"; near it are{rows}" if rows else ""))
+    raise ValueError(f"no operator has the schema {schema!r}" + (f"; similar schemas:{rows}" if rows else ""))
 
 
 def _overloads(packet: object) -> list[Operator]:
@@ -115,7 +115,7 @@ def _functional_variant(overload: Operator) -> Operator:
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     found = getattr(packet, overload._overloadname, None) if name.endswith("_") else None
     if found is None or [a.name for a in found._schema.arguments] != [a.name for a in schema.arguments]:
-        raise ValueError(f"{schema.name} writes to its arguments, and programs are free of writes: declare another")
+        raise ValueError(f"{schema.name} writes to its arguments: declare the operator that returns a new tensor")
     return found  # type: ignore[no-any-return]
 
 
@@ -153,7 +153,7 @@ class Weights:
             return torch.tensor(value)
         if isinstance(value, bool | int | float):
             return torch.tensor(value, dtype=torch.float32 if isinstance(value, float) else None)
-        raise TypeError(f"Weights are of a tensor, an array or a number, not of {kind_of(value)}")
+        raise TypeError(f"Weights takes a tensor, a numpy array or a number, not {kind_of(value)}")
 
     @data.default
     def _held(self) -> trt.Weights:

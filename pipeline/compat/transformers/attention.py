@@ -56,7 +56,7 @@ def masked_attention(
     the range of that number.
     """
     if kwargs.get("softcap") is not None and _sdpa_refuses_softcap():
-        raise ValueError(f"sdpa attention does not support softcap: {SOFTCAP_HINT}")
+        raise ValueError(f"sdpa attention does not support softcap, which the model needs: {SOFTCAP_HINT}")
     bias = _additive_bias(attention_mask, position_bias, query.dtype)
     if bias is not None and (attention_mask is None or attention_mask.dtype == torch.bool):
         bias = OPEN_MASK(bias)
@@ -83,7 +83,7 @@ def _sdpa_refuses_softcap() -> bool:
         sdpa_attention_forward(torch.nn.Module(), one, one, one, None, softcap=1.0)
     except ValueError:
         return True
-    log.warning("sdpa attention of transformers %s ignores softcap: %s", transformers.__version__, SOFTCAP_HINT)
+    log.warning("sdpa of transformers %s ignores the model's softcap: %s", transformers.__version__, SOFTCAP_HINT)
     return False
 
 
@@ -143,7 +143,7 @@ def attend_in_windows(
     positions, width] of one image or sound: among all positions, or within windows. The mask is ignored."""
     if not isinstance(cu_seq_lens_q, Windows):
         if cu_seq_lens_q is not None and cu_seq_lens_q.shape[0] != 2:
-            raise ValueError("cu_seq_lens_q has several segments: expected one segment, or windows")
+            raise ValueError("cu_seq_lens_q splits the positions into several segments: expected one segment")
         return masked_attention(module, query, key, value, None, scaling=scaling)
     windows, index = cu_seq_lens_q.gather.shape, cu_seq_lens_q.gather.flatten()
     q, k, v = (x[0].index_select(1, index).unflatten(1, windows).transpose(0, 1) for x in (query, key, value))

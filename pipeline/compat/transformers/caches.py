@@ -201,7 +201,7 @@ class Filled(Cache):
     def _check_turn(self) -> None:
         if self.length and (self.latest.filled is None or self.latest.filled() is not self):
             raise ExecutionError(
-                "another sequence has overwritten this cache", "generate each sequence with its own model.new_state()"
+                "this cache was overwritten by another sequence", "use model.new_state() for each sequence"
             )
 
     @property
@@ -256,7 +256,7 @@ class Filled(Cache):
         first ``max_length``. Recurrent states cannot be reverted, which raises an error."""
         length = min(max_length, self.length) if max_length > 0 else max(self.length + max_length, 0)
         if length != self.length and not self.is_croppable:
-            raise ValueError("recurrent states cannot go back to earlier tokens: generate without an assistant model")
+            raise ValueError("recurrent states cannot be cropped to fewer tokens: generate without assistant_model")
         if self.mask is not None:
             self.mask[:, length:] = False
         self.length = length
@@ -325,11 +325,11 @@ def cached_tensors(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, 
     except PipelineError:
         raise
     except Exception as error:
-        why = f"{type(model).__name__} cannot be called with a cache of transformers"
+        why = f"{type(model).__name__}.forward fails with an empty cache of transformers"
         raise CaptureError(why, f"the call raised: {error}") from error
     if cache_after is None:
-        why = f"{type(model).__name__} returns no cache of keys and values"
-        raise CaptureError(why, "pass a decoder; models such as BERT need is_decoder=True in their config")
+        why = f"{type(model).__name__}.forward returns no cache of keys and values"
+        raise CaptureError(why, "pass a decoder; for a model such as BERT, set is_decoder=True in its config")
     own = cache_after.self_attention_cache if model.config.is_encoder_decoder else cache_after
     return [_layer_tensors(model, layer) for layer in own.layers]
 
@@ -354,8 +354,8 @@ def _layer_tensors(model: Pretrained, layer: object) -> dict[str, CachedTensor]:
     others = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1 and id(t) not in known]
     if others or (named and ("key" not in named or named["key"].dim() != 4)):
         raise CaptureError(
-            f"{type(model).__name__} caches more than keys, values and states",
-            "supported are models of attention layers and recurrent layers; pipeline.compile compiles others",
+            f"{type(model).__name__} caches tensors other than keys, values and recurrent states",
+            "compile it with pipeline.compile, without generate",
         )
     tensors = {kind: CachedTensor(tuple(x.shape), x.dtype, x.dim() - 2) for kind, x in named.items()}
     return {**tensors, **{name: CachedTensor(tuple(x.shape), x.dtype) for name, x in states.items()}}

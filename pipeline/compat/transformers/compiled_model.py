@@ -52,9 +52,9 @@ from pipeline.runtime.ranks import share_random_numbers
 Inputs: TypeAlias = dict[str, Any]
 
 OTHERS: Final = {
-    "penalty_alpha": "contrastive search has a cache of its own",
-    "cache_implementation": "a compiled model has a cache of its own",
-    "assistant_early_exit": "an engine has all layers",
+    "penalty_alpha": "contrastive search needs another cache than the compiled model's",
+    "cache_implementation": "a compiled model always uses its own cache",
+    "assistant_early_exit": "the engine always runs all layers",
     "use_mtp": "the engines return no hidden states",
     "speculation_type": "the engines return no hidden states",
     "output_attentions": "the engines return no attentions",
@@ -148,13 +148,13 @@ class CompiledGeneration:
         kind, place = type(self).__bases__[1], to_path(path, "save")
         if getattr(transformers, kind.__name__, None) is not kind:
             why = f"{kind.__name__} is not a class of transformers {transformers.__version__}"
-            hint = "save each program, model.compiled[name].save(path), and compile the model anew around them"
-            raise ArtifactError(f"{why}, and files contain no code", hint)
+            hint = "save each program, model.compiled[name].save(path), and compile the model again where it runs"
+            raise ArtifactError(f"{why}, and a file does not contain the code of other classes", hint)
         if self.__dict__["_sight"] is not None or self.__dict__["_embedded"] is not None:
-            why = "the model's own code runs in PyTorch before its engines, with weights, and files contain neither"
+            why = "a part of the model runs in PyTorch before the engines, and a file cannot contain this part"
             once = "cache_built_engines=True and reuse_cached_engines=True build its engines only once"
-            hint = f"compile it again where it runs: {once}"
-            raise ArtifactError(f"{kind.__name__} takes images or sound: {why}", hint)
+            hint = f"compile it again in the process that runs it: {once}"
+            raise ArtifactError(f"{kind.__name__} takes images or audio: {why}", hint)
         others = {name: f"{place.stem}.{name}{place.suffix}" for name in self.compiled if name != "decoder"}
         for name, file in others.items():
             save(self.compiled[name], place.with_name(file))
@@ -183,7 +183,7 @@ class CompiledGeneration:
         return made
 
     def __reduce__(self) -> Any:
-        raise TypeError("a compiled language model cannot be pickled: save(path) writes a file, pipeline.load reads it")
+        raise TypeError("a compiled language model cannot be pickled: use model.save(path) and pipeline.load(path)")
 
     @torch.no_grad()
     def generate(self, *args: object, **kwargs: Any) -> Pretrained:
@@ -199,10 +199,10 @@ class CompiledGeneration:
         config = kwargs.get("generation_config") or self.generation_config
         for name, why in OTHERS.items():
             if asked := kwargs.get(name, getattr(config, name, None)):
-                raise ValueError(f"{name} is {asked!r}, and {why}: leave it out")
+                raise ValueError(f"generate cannot use {name}={asked!r}: {why}; leave it out")
         if self.__dict__["_sight"] is None and "encoder" not in self.runners and (names := non_text_inputs(kwargs)):
-            why = "the model is compiled for text: pass encoder_example to compile_for_generation"
-            raise ValueError(f"{', '.join(names)} given, and {why}")
+            why = "but the model is compiled for text alone: pass encoder_example to compile_for_generation"
+            raise ValueError(f"generate got {', '.join(names)}, {why}")
         assistant = kwargs.get("assistant_model")
         if assistant is not None or kwargs.get("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens):
             _check_assisted(self, assistant)
@@ -230,7 +230,7 @@ class CompiledGeneration:
         model's hidden states."""
         made = super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
         if getattr(made, "requires_model_outputs", False):
-            raise ValueError(f"{type(made).__name__} reads hidden states of the model, and the engines return none")
+            raise ValueError(f"{type(made).__name__} needs the model's hidden states, which the engines do not return")
         return made
 
     def get_encoder(self, *args: object, **kwargs: Any) -> Pretrained:
@@ -273,7 +273,7 @@ class CompiledGeneration:
         beside: Inputs = {}
         if crossed:
             if encoder_outputs is None:
-                raise ExecutionError("encoder_outputs are missing", "pass those of get_encoder(), or call generate")
+                raise ExecutionError("encoder_outputs is missing", "pass the result of get_encoder(), or call generate")
             cross = filled.heard(encoder_outputs.get("cross"), tokens.shape[0])
             encoded = cross[0].shape[0], cross[0].shape[2]
             beside["encoder_mask"] = mask_of(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
@@ -295,21 +295,21 @@ def _check_tokens(given: object) -> None:
     """Raise an error if the prompt is not a tensor with a batch dim."""
     if isinstance(given, str | list | tuple) and not (given and isinstance(given[0], torch.Tensor)):
         how = "tokenizer(text, return_tensors='pt').input_ids" if isinstance(given, str) else "torch.tensor(ids)"
-        raise TypeError(f"a prompt is a tensor of token ids [rows, tokens], not {kind_of(given)}: {how} makes one")
+        raise TypeError(f"the prompt is {kind_of(given)}: expected a tensor of token ids [rows, tokens], such as {how}")
     if isinstance(given, torch.Tensor) and given.dim() == 1:
-        raise ValueError(f"the prompt has the shape {[*given.shape]}, expected [rows, tokens]: pass it as ids[None]")
+        raise ValueError(f"the prompt has the shape {[*given.shape]}, expected [rows, tokens]: pass prompt[None]")
 
 
 def _tokens(model: CompiledGeneration, tokens: torch.Tensor | None, given: Inputs) -> torch.Tensor:
     """Return the token ids that a call passes; if it passes embeddings instead, return zeros."""
     if given.get("labels") is not None:
-        raise ValueError("labels are given, and the engines compute no loss: leave them out, and take the logits")
+        raise ValueError("labels were passed, but the engines compute no loss: leave labels out, and use the logits")
     embeds = given.get("inputs_embeds") is not None
     if embeds and model.__dict__["_sight"] is not None:
         return tokens_of(given)
     if embeds or tokens is None:
-        hint = "pass input_ids; or compile for embeddings: encoder_example={'inputs_embeds': …}"
-        raise ExecutionError("the model is compiled for token ids", hint)
+        hint = "pass input_ids, or compile for embeddings with encoder_example={'inputs_embeds': …}"
+        raise ExecutionError("input_ids is missing: the model is compiled for token ids", hint)
     return tokens
 
 
@@ -319,8 +319,8 @@ def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
     if isinstance(given, Filled):
         return given
     if given is not None and has_tokens(given):
-        why = f"{kind_of(given)} with tokens is given, and a compiled model has a cache of its own"
-        raise ExecutionError(why, "pass the past_key_values that an earlier call of it returned, or none")
+        why = f"past_key_values is {kind_of(given)} with tokens, and a compiled model uses only its own cache"
+        raise ExecutionError(why, "pass the past_key_values that an earlier call of this model returned, or None")
     kind = FilledCross if "encoder" in model.runners else Filled
     return kind(model.limits.max_cache_len, model.runners["decoder"], model.__dict__["_latest"])
 
@@ -329,13 +329,13 @@ def _check_assisted(model: CompiledGeneration, assistant: object) -> None:
     """Raise a ValueError if generation cannot be assisted by this model or (None) by prompt lookup."""
     if isinstance(assistant, CompiledGeneration):
         if assistant.runners["decoder"] is model.runners["decoder"]:
-            raise ValueError("a model assists itself, and both write to one cache: pass new_state() of it")
+            raise ValueError("assistant_model is the model itself, and shares its cache: pass model.new_state()")
         if hasattr(assistant, "generate_with_fallback"):
-            raise ValueError("Whisper copies its cache, so a compiled one cannot assist: pass the uncompiled model")
+            raise ValueError("a compiled Whisper cannot be the assistant_model: pass the uncompiled Whisper model")
     for each in (model, assistant):
         if isinstance(each, CompiledGeneration) and not goes_back(each.runners["decoder"]):
             name = type(each).__name__.removeprefix("Compiled")
-            raise ValueError(f"{name} has recurrent states, which assisted decoding cannot revert: leave it out")
+            raise ValueError(f"{name} has recurrent states, which assisted decoding cannot revert: generate without it")
 
 
 def _steps(

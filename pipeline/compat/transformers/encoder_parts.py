@@ -217,7 +217,7 @@ def parts_of(kind: type[Family], encoder: torch.nn.Module, calls: Sequence[Tower
         with torch.no_grad():
             return _create_checked_kind(kind.from_examples(encoder, given), given)
     except Exception as error:  # of any type: encoders differ in their inputs
-        log.info("%s has no program for every size: %s", calls[0].path, error)
+        log.info("encoder %s is compiled for the sizes of the examples only: %s", calls[0].path, error)
         return None
 
 
@@ -247,7 +247,7 @@ def _check_outputs(outputs_of_parts: Argument, expected: Argument) -> None:
         rounding = max(16 * torch.finfo(theirs.dtype).eps, 1e-3 if theirs.dtype == torch.float32 else 0.03)
         off = (ours.float() - theirs.float()).abs().max()
         if ours.shape != theirs.shape or not off <= rounding * theirs.float().abs().max():
-            raise ValueError(f"the outputs of single parts differ from those of the whole call, by {off:.1e}")
+            raise ValueError(f"calling the encoder for one part at a time changes its outputs by {off:.1e}")
 
 
 def kinds_of(model: Pretrained, calls: Sequence[TowerCall]) -> list[Kind]:
@@ -285,7 +285,7 @@ def _compile_kind(kind: Kind, compile: Callable[[Kind], Compiled], full: bool) -
         return [(kind, compile(kind))]
     except CaptureError as error:
         if not kind.calls:
-            log.info("%s has no program for other sizes than those of examples: %s", kind.path, error)
+            log.info("encoder %s is compiled for the sizes of the examples only: %s", kind.path, error)
             return []
         if len(kind.calls) > 1:
             return [
@@ -295,7 +295,7 @@ def _compile_kind(kind: Kind, compile: Callable[[Kind], Compiled], full: bool) -
             ]
         if full:
             raise
-        log.warning("%s (%s) stays in PyTorch: %s", kind.path, type(kind.tower).__name__, error)
+        log.warning("encoder %s (%s) runs in PyTorch: %s", kind.path, type(kind.tower).__name__, error)
         return []
 
 
@@ -323,8 +323,8 @@ class ModalityEncoder(torch.nn.Module):
         if str(call) not in reported and len(reported) < MOST_REPORTED:
             reported.add(str(call))
             known = "; ".join(kind.text for kind, _ in self.__dict__["programs"])
-            how = "Pass an example of it beside others, in a list as encoder_example"
-            log.warning("%s runs in PyTorch for %s: it is compiled for %s. %s", path, call, known, how)
+            how = "To compile it for these sizes too, pass a list of examples as encoder_example"
+            log.warning("encoder %s runs in PyTorch for %s: it is compiled for %s. %s", path, call, known, how)
         return self.real(*args, **kwargs)
 
 

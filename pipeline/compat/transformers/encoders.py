@@ -40,12 +40,12 @@ def embedded_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Embed
         first_logits(model, example)
     found = [given for module, _, given in called if module is encoder]
     if not found or found[0].get("inputs_embeds") is None:
-        why = f"{name} does not give its encoder embeddings of a prompt"
-        raise CaptureError(why, "pass encoder_example={'inputs_embeds': …}, or a tensor of what the encoder takes")
+        why = f"{name} does not pass inputs_embeds to its encoder"
+        raise CaptureError(why, "pass encoder_example={'inputs_embeds': …}, or a tensor like the encoder's input")
     known = {"inputs_embeds", "attention_mask"}
     if more := [n for n, value in found[0].items() if n not in known and isinstance(value, torch.Tensor)]:
         why = f"{name} passes unsupported inputs to its encoder: {', '.join(more)}"
-        raise CaptureError(why, "compile it for tokens, without encoder_example")
+        raise CaptureError(why, "leave encoder_example out: the encoder then takes tokens")
     embeds = found[0]["inputs_embeds"]
     return Embedded(embeds.shape[-1], embeds.dtype, _is_same_for_ids_and_embeddings(model), tower_calls(model, seen))
 
@@ -97,7 +97,7 @@ class CompiledEncoder(torch.nn.Module):
         inputs = self._program_input(inputs, inputs_embeds)
         mask = mask_of(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))
         if mask is None and attention_mask is not None and not is_like_whisper(self) and not attention_mask.all():
-            raise ValueError("attention_mask hides a part of the encoder's input: a compiled encoder reads all of it")
+            raise ValueError("attention_mask masks inputs, which this compiled encoder does not support: do not pad")
         hidden, *cross = self.__dict__["module"](inputs=inputs, attention_mask=mask)
         made = BaseModelOutput(last_hidden_state=hidden)
         made["cross"] = tuple(cross)
@@ -108,10 +108,10 @@ class CompiledEncoder(torch.nn.Module):
         embedded, embed = self.__dict__["embedded"], self.__dict__["embed"]
         if embedded is None:
             if inputs is None:
-                hint = f"pass {self.main_input_name}; or compile for embeddings: encoder_example={{'inputs_embeds': …}}"
-                raise ExecutionError(f"the encoder is compiled for {self.main_input_name}", hint)
+                hint = f"pass {self.main_input_name}, or compile for embeddings: encoder_example={{'inputs_embeds': …}}"
+                raise ExecutionError(f"the encoder's input {self.main_input_name} is missing", hint)
             return inputs
         if embeds is None and not embedded.of_ids:
-            why = "the encoder embeds ids otherwise than the model, and is compiled for the model's embeddings"
+            why = "the encoder is compiled for the model's embeddings of ids, which its own embeddings differ from"
             raise ExecutionError(why, "pass inputs_embeds")
         return embed(inputs) if embeds is None else embeds

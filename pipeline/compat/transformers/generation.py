@@ -116,7 +116,7 @@ def _over_programs(
     elif encoded is None:
         compiled = _decoder(model, step, sizes, seen)
     else:
-        raise ValueError(f"encoder_example is a tensor, and {type(model).__name__} has no encoder")
+        raise ValueError(f"encoder_example is a tensor, but {type(model).__name__} has no encoder: leave it out")
     seeing, towers = _towers(model, compile, step, calls)
     runners = {name: each.module(executor) for name, each in (compiled | seeing).items()}
     return shell(model, sight_of(seen), heard, towers, runners).over(compiled | seeing, runners, sizes.limits)
@@ -126,23 +126,23 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any],
     """Return the pipeline: by default `pipeline.default` with ``settings``. Raise a `TypeError` if ``model`` is no
     language model, a setting is a misspelled argument of `compile_for_generation`, or ``compile`` is given too."""
     if isinstance(model, CompiledGeneration):
-        raise TypeError("model is compiled already: call its generate, or compile the model that it was made from")
+        raise TypeError("the model is compiled already: call its generate, or pass the uncompiled model")
     if not isinstance(model, GenerationMixin):
-        why = f"model is {kind_of(model)}: compile_for_generation takes a language model of transformers"
-        raise TypeError(f"{why}, with its generate (such as AutoModelForCausalLM.from_pretrained returns)")
+        why = f"model is {kind_of(model)}: expected a language model of transformers"
+        raise TypeError(f"{why} with the method generate, such as AutoModelForCausalLM.from_pretrained returns")
     warn_untested("transformers")
     own = set(signature(compile_for_generation).parameters) - {"settings"}
     for name in settings.keys() - {each.name for each in fields(CompilationSettings)}:
         for like in get_close_matches(name, own, 1):
-            raise TypeError(f"compile_for_generation takes no {name!r}: did you mean {like}?")
+            raise TypeError(f"compile_for_generation has no argument {name!r}: did you mean {like}?")
     if verify not in (True, False, *get_args(verified_logits.Failing)):
-        raise ValueError(f"verify is True, False, 'raise' or 'warn', not {verify!r}")
+        raise ValueError(f"verify is {verify!r}: expected True, False, 'raise' or 'warn'")
     if compile is not None and not isinstance(compile, Pipeline):
-        due = "expected a pipeline, such as pipeline.default(); settings are given by name"
+        due = "expected a pipeline, such as pipeline.default(); pass settings by name"
         raise TypeError(f"compile is {kind_of(compile)}, {due}")
     if compile is not None and settings:
-        why = f"compile was given, and the settings {', '.join(settings)}, which it would not read"
-        raise TypeError(f"{why}: expected either, such as compile=pipeline.default({next(iter(settings))}=…)")
+        why = f"compile= was passed together with the settings {', '.join(settings)}"
+        raise TypeError(f"{why}: pass the settings to the pipeline, compile=pipeline.default({next(iter(settings))}=…)")
     return pipeline.defaults.default(**settings) if compile is None else compile
 
 
@@ -176,14 +176,14 @@ def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], E
     able = [(name, each) for name, each in model.named_children() if hasattr(each, "generate")]
     inside = next((name for name, each in able if model.get_decoder() in {*each.modules()}), "")
     if inside and type(model).generate is not GenerationMixin.generate:
-        why = f"{type(model).__name__} generates by its {inside}, of embeddings"
-        hint = f"compile that: compile_for_generation(model.{inside}, encoder_example={{'inputs_embeds': …}}, …)"
-        raise CaptureError(why, f"{hint}, and put it there")
+        why = f"{type(model).__name__}.generate calls generate of its submodule {inside}"
+        hint = f"compile the submodule: compile_for_generation(model.{inside}, encoder_example={{'inputs_embeds': …}})"
+        raise CaptureError(why, f"{hint}, and assign the result to it")
     if example is None or isinstance(example, torch.Tensor):
         return (), None, []
     every = (example,) if isinstance(example, Mapping) else example
     if not isinstance(every, Sequence) or not every or not all(isinstance(each, Mapping) for each in every):
-        raise TypeError("encoder_example is a tensor, or a processor's output for a prompt, or a list of these")
+        raise TypeError("encoder_example: expected a tensor, a processor's output for a prompt, or a list of outputs")
     if model.config.is_encoder_decoder:
         heard = [embedded_of(model, each) for each in every]
         return (), heard[0], [call for each in heard for call in each.towers]
@@ -268,7 +268,7 @@ def _encoder_decoder(
 ) -> dict[str, Compiled]:
     """Compile the encoder (with the keys and values of cross attention) and the decoder step; return both programs."""
     if sizes.fixed:
-        raise ValueError("prompt_lens are for decoder-only models: the prompt of an encoder-decoder is its encoder's")
+        raise ValueError("prompt_lens is for decoder-only models, and this model has an encoder: leave it out")
     parts = model.get_encoder(), model.get_decoder()
     encoder = Encoder(model, isinstance(example, Embedded)).eval()
     rows, texts = sizes.rows, encoder.texts
@@ -300,12 +300,12 @@ def _encoder_inputs(
         return torch.zeros(batch, length or 1, example.width, dtype=example.dtype, device=model.device)
     if length is not None:
         if example is not None:
-            raise ValueError(f"encoder_example is given, and the encoder of {type(model).__name__} takes tokens")
+            raise ValueError(f"the encoder of {type(model).__name__} takes tokens: leave encoder_example out")
         return torch.zeros(batch, length, dtype=torch.int64, device=model.device)
     if example is not None:
         row = example[:1].to(model.device, model.dtype if example.is_floating_point() else None)
         return row.expand(batch, *row.shape[1:]).clone()
     if not is_like_whisper(encoder):
-        takes = f"the encoder of {type(model).__name__} takes {encoder.main_input_name}"
-        raise ValueError(f"{takes}: pass encoder_example, a tensor of their sizes")
+        takes = f"the encoder of {type(model).__name__} takes {encoder.main_input_name}, of unknown sizes"
+        raise ValueError(f"{takes}: pass an example tensor as encoder_example")
     return torch.zeros(batch, *sound_sizes(model), dtype=model.dtype, device=model.device)

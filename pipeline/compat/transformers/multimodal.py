@@ -123,7 +123,7 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
         first_logits(model, example)
     found = [given for _, _, given in called]
     if not found or found[0].get("inputs_embeds") is None:
-        why = f"{name} passes no embeddings to its language model"
+        why = f"{name} passes no inputs_embeds to its language model"
         raise CaptureError(why, "leave encoder_example out: the model then generates for text only")
     tokens = tokens_of(example)
     mask = example.get("attention_mask", torch.ones_like(tokens)).to(torch.bool)
@@ -160,8 +160,8 @@ def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torc
         with torch.no_grad():
             made = model.generate(**example, generation_config=how)
     except Exception as error:
-        why = f"{type(model).__name__} cannot generate for encoder_example"
-        raise CaptureError(why, f"pass a processor output for a prompt; the call raised: {error}") from error
+        why = f"{type(model).__name__}.generate fails for encoder_example"
+        raise CaptureError(why, f"pass the processor's output for a prompt; the call raised: {error}") from error
     found: torch.Tensor = made.logits[0]
     return found
 
@@ -171,7 +171,7 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
     differ if the step lacks inputs that the language model gets."""
     length, prompt = sample.tokens.shape[1], sample.prompt
     if length > cache:
-        raise ValueError(f"encoder_example has {length} tokens, and max_cache_len is {cache}")
+        raise ValueError(f"encoder_example has {length} tokens, more than max_cache_len={cache}: raise max_cache_len")
     mask = torch.nn.functional.pad(sample.mask, (0, cache - length))
     places = (sample.mask.cumsum(-1) - 1).clamp(min=0) if prompt.places is None else prompt.places
     ahead = None if prompt.ahead is None else torch.nn.functional.pad(prompt.ahead, (0, cache - length))
@@ -185,7 +185,7 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
     rounding = max(16 * torch.finfo(dtype).eps, 1e-3 if dtype == torch.float32 else 0.03)
     if off > rounding * sample.logits.abs().max().clamp(min=1):
         name = type(step.model).__name__
-        why = f"{name} has unsupported prompts: the decoder step's logits for encoder_example differ by {off:.1e}"
+        why = f"{name} is not supported with images or audio: the logits for encoder_example differ by {off:.1e}"
         raise CaptureError(why, "leave encoder_example out: the model then generates for text only")
 
 
@@ -193,7 +193,7 @@ def create_prompt(model: str, decoder_inputs: Mapping[str, Pretrained], is_token
     """Create a `Prompt` from a language model's inputs; ``is_token`` [rows, length] is False for padding."""
     known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEPSTACK_INPUTS}
     if more := [name for name, value in decoder_inputs.items() if name not in known and _has_tensors(value)]:
-        why = f"{model} passes unsupported inputs to its language model: {', '.join(more)}"
+        why = f"{model} passes inputs to its language model that are not supported: {', '.join(more)}"
         raise CaptureError(why, "leave encoder_example out: the model then generates for text only")
     embeds, at, added = (decoder_inputs.get(name) for name in ("inputs_embeds", *DEEPSTACK_INPUTS))
     assert embeds is not None
@@ -269,7 +269,7 @@ def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], mo
         if reached.given.get("inputs_embeds") is None:
             return None
         return create_prompt(model, reached.given, own.get("attention_mask"))
-    raise ExecutionError(f"{model} has not called its language model", "generate with text alone")
+    raise ExecutionError(f"{model} did not call its language model for this prompt", "pass a prompt of text alone")
 
 
 def multimodal_inputs(
@@ -281,8 +281,8 @@ def multimodal_inputs(
         yield from repeat({}, len(chunks))
         return
     if prompt is not None and not prompt.is_like(spec):
-        why = "a prompt reaches the language model in another form than encoder_example's"
-        raise ExecutionError(why, "compile with a prompt that has an image, or sound")
+        why = "this prompt gives the language model other inputs than encoder_example did when compiling"
+        raise ExecutionError(why, "compile with an encoder_example that has the same kinds of data: images, audio")
     for start, end in chunks:
         if prompt is None:
             yield _shared_zeros(spec, (tokens.shape[0], end - start), cache_len, tokens.device)
@@ -304,7 +304,7 @@ def _chunk_inputs(
     if prompt.ahead is not None:
         made["ahead"][:, :, first : first + prompt.ahead.shape[1]] = prompt.ahead[:, part]
         if made["ahead"][:, :, end:].any():
-            why = "the tokens of an image are in two calls, and each attends to all of them"
+            why = "the tokens of an image attend to each other, but lie in two prefill chunks"
             raise ExecutionError(why, "compile with a larger max_prompt_len")
     return made
 

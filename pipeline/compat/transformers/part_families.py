@@ -200,7 +200,7 @@ class Sounds(Family):
         chunk, window = long["padded_feature"].shape[2], int(long["cu_seqlens"].diff().max())
         most = max(sum(-(-length // chunk) for length in lengths) for each in examples for lengths in cls.layouts(each))
         if most < 2:
-            raise ValueError("the examples have one chunk")
+            raise ValueError("the examples have one audio chunk in all: expected at least 2")
         return cls(encoder, examples[0], chunk, most, window)
 
     def parts(self, inputs: EncoderInputs) -> list[Part]:

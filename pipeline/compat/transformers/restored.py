@@ -21,8 +21,8 @@ def restored(decoder: Compiled, record: dict[str, Any], other: Callable[[str], C
     name = str(record["class"])
     kind: Any = getattr(transformers, name, None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.GenerationMixin):
-        why = f"transformers {transformers.__version__} has no language model {name}"
-        raise ArtifactError(why, "install the version that the model was compiled with")
+        why = f"transformers {transformers.__version__} has no language model class {name}"
+        raise ArtifactError(why, "install the version of transformers that the model was compiled with")
     model_class: Any = kind
     with torch.device("meta"):
         model = model_class(model_class.config_class.from_dict(record["config"]))

@@ -39,8 +39,8 @@ class Limits:
         """Raise an error if a call with this number of rows and tokens exceeds the limits."""
         if length > self.max_cache_len:
             raise ExecutionError(
-                f"{length} tokens, and the cache has {self.max_cache_len} positions",
-                "generate fewer (max_new_tokens), or compile with a larger max_cache_len",
+                f"the sequence has {length} tokens, and the cache has {self.max_cache_len} positions",
+                "generate fewer tokens (max_new_tokens), or compile with a larger max_cache_len",
             )
         if rows > self.max_batch:
             why = "its max_batch: each beam, and each of num_return_sequences, is a row"
@@ -69,16 +69,16 @@ class Sizes:
         named = {"max_cache_len": self.cache, "max_batch": self.batch, "max_prompt_len": self.prompt}
         for name, size in {**named, "max_encoder_len": self.encoded}.items():
             if type(size) is not int:
-                raise TypeError(f"{name} must be an integer, at least 1, not {size!r}")
+                raise TypeError(f"{name} is {size!r}: expected an integer, at least 1")
             if size < 1:
                 raise ValueError(f"{name} is {size}: expected at least 1")
         if self.prompt > self.cache:
-            raise ValueError(f"max_prompt_len is {self.prompt}, more than max_cache_len, {self.cache}")
+            raise ValueError(f"max_prompt_len is {self.prompt}: expected at most max_cache_len, {self.cache}")
         if not 0 <= self.draft < self.prompt:
-            raise ValueError(f"max_draft_len is {self.draft}: expected 0 or more, and less than max_prompt_len")
+            raise ValueError(f"max_draft_len is {self.draft}: expected 0 to max_prompt_len - 1, {self.prompt - 1}")
         for length in self.fixed:
             if not isinstance(length, int) or not 2 <= length <= self.prompt:
-                raise ValueError(f"prompt_lens has {length!r}: expected ints from 2 to max_prompt_len, {self.prompt}")
+                raise ValueError(f"prompt_lens has {length!r}: expected ints from 2 to max_prompt_len ({self.prompt})")
 
     @property
     def rows(self) -> Along:

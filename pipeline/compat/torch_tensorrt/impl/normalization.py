@@ -21,7 +21,7 @@ def batch_norm(
     return_mean_rstd: bool = False,
 ) -> Expression:
     """aten.batch_norm.default with its running statistics -> tensor, or [tensor, None, None]"""
-    why = "an engine infers, and keeps no statistics"
+    why = "an engine runs inference only, and does not update running statistics"
     require(not training, "impl.normalization.batch_norm", why, "pass training=False")
     known = (weight, bias, running_mean, running_var)
     made = call(aten.batch_norm.default, input, *known, training, momentum, eps, cudnn_enabled)
