@@ -197,13 +197,13 @@ SETTINGS: Final = pipeline.CompilationSettings(decisions="example")
 
 
 def test_an_example_without_values_decides_nothing() -> None:
-    with pytest.raises(pipeline.CaptureError, match="decides by data"):
+    with pytest.raises(pipeline.CaptureError, match="is unknown until it runs"):
         pipeline.capture(Calls(turns).eval(), (pipeline.Input((4, 3)),), settings=SETTINGS)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has its values")
 def test_a_gpu_that_is_not_there_has_no_values() -> None:
-    with pytest.raises(pipeline.CaptureError, match="decides by data"):
+    with pytest.raises(pipeline.CaptureError, match="is unknown until it runs"):
         pipeline.capture(Calls(turns).eval(), (ONES,), device="cuda", settings=SETTINGS)
 
 
