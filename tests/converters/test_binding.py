@@ -72,7 +72,7 @@ def test_an_operator_of_the_same_schema_may_be_converted_by_ours() -> None:
 
 
 def test_a_name_that_the_schema_has_not_is_an_error_where_it_is_declared() -> None:
-    with pytest.raises(TypeError, match=r"takes diagonal, which aten\.relu\.default has not .*\(input\)"):
+    with pytest.raises(TypeError, match=r"takes diagonal, which aten\.relu\.default does not have .*\(input\)"):
 
         @converts(aten.relu.default)
         def relu(net: Net, input: Any, diagonal: int) -> Any:
@@ -84,7 +84,7 @@ def test_an_argument_that_is_missing_is_named() -> None:
     def product(net: Net, input: Any, mat2: Any) -> Any:
         return input
 
-    with pytest.raises(TypeError, match="needs the argument mat2"):
+    with pytest.raises(TypeError, match="lacks its required argument mat2"):
         call(product, aten.mm.default, 1)
 
 
