@@ -1,9 +1,9 @@
 """Hypothesis strategies for random operator calls: hand-written (a file per family), or generated from the schema.
 
 ``strategy_for(target)`` returns an operator's strategy. The file of an operator family, ``strategies/<family>.py``,
-declares strategies by ``@calls``:
+declares strategies by ``@strategy``:
 
-    @calls(aten.linear.default)
+    @strategy(aten.linear.default)
     def linear(draw, target):
         shape, dtype, out = draw(shapes(1, 4)), draw(floats), draw(st.integers(1, 5))
         weight = draw(tensors((out, shape[-1]), dtype, constant=draw(st.booleans())))
@@ -11,7 +11,7 @@ declares strategies by ``@calls``:
         call = Call(target, (draw(tensors(shape, dtype)), weight, bias))
         return draw(named(call, {0: range(len(shape) - 1)}))      # all dims of the input but the last may be dynamic
 
-    @calls(aten.add.Tensor, aten.sub.Tensor)
+    @strategy(aten.add.Tensor, aten.sub.Tensor)
     def add(draw, target):
         dtype, (a, b) = draw(dtypes), draw(broadcastable())
         return draw(named(Call(target, (draw(tensors(a, dtype)), draw(tensors(b, dtype))), {"alpha": 2})))
