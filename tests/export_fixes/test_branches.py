@@ -79,7 +79,7 @@ WAYS_ON: Final = ("torch.where(condition, one, other)", "torch.cond", 'decisions
 @pytest.mark.parametrize("function", PYTHON, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("device", [None, "cuda"])
 def test_an_error_names_the_line_and_the_ways_on(function: Callable[[Tensor], Any], device: str | None) -> None:
-    with pytest.raises(pipeline.CaptureError, match="Calls decides by data") as raised:
+    with pytest.raises(pipeline.CaptureError, match="Calls branches on a tensor's value") as raised:
         pipeline.capture(Calls(function).eval(), (X,), device=device)
     code, said = function.__code__, str(raised.value)
     first, last = code.co_firstlineno, max(line or 0 for _, _, line in code.co_lines())

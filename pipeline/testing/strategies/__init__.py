@@ -9,12 +9,12 @@ declares strategies by ``@strategy``:
         weight = draw(tensors((out, shape[-1]), dtype, constant=draw(st.booleans())))
         bias = draw(st.none() | tensors((out,), dtype, constant=True))
         call = Call(target, (draw(tensors(shape, dtype)), weight, bias))
-        return draw(named(call, {0: range(len(shape) - 1)}))      # all dims of the input but the last may be dynamic
+        return draw(name_sizes(call, {0: range(len(shape) - 1)}))      # all dims of the input but the last may be dynamic
 
     @strategy(aten.add.Tensor, aten.sub.Tensor)
     def add(draw, target):
         dtype, (a, b) = draw(dtypes), draw(broadcastable())
-        return draw(named(Call(target, (draw(tensors(a, dtype)), draw(tensors(b, dtype))), {"alpha": 2})))
+        return draw(name_sizes(Call(target, (draw(tensors(a, dtype)), draw(tensors(b, dtype))), {"alpha": 2})))
 
 Name every size that may be dynamic: tests remove the names if they need a static call.
 """
