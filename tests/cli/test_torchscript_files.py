@@ -41,7 +41,9 @@ def test_inputs_have_the_names_of_the_script(capsys: pytest.CaptureFixture[str])
 
 def test_a_file_without_inputs_says_which_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compile", "net.pt", "-o", "out"]) == 2
-    assert "Sequential.forward(input) rejects the inputs: missing a required argument: 'input'" in capsys.readouterr().err
+    assert (
+        "Sequential.forward(input) rejects the inputs: missing a required argument: 'input'" in capsys.readouterr().err
+    )
 
 
 def test_two_versions_of_a_file_are_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,7 +192,7 @@ def test_a_dataclass_has_to_be_known() -> None:
 
 
 def test_a_module_is_no_input() -> None:
-    with pytest.raises(TypeError, match="a ReLU is among the inputs: a module is part of the model"):
+    with pytest.raises(TypeError, match="a ReLU is among the inputs: a module must be part of the model"):
         pipeline.capture(Several(), (X, [nn.ReLU()]))
 
 
@@ -250,7 +250,7 @@ def test_a_number_that_data_has_is_no_key() -> None:
         return x * len(set(lengths))
 
     says = (
-        r"Calls uses a number as an element of a set, or as a key, .*: test_error_attribution\.py:\d+, .*set\(lengths\)"
+        r"Calls uses a tensor's value in a set or as a dict key, .*: test_error_attribution\.py:\d+, .*set\(lengths\)"
     )
     with pytest.raises(pipeline.CaptureError, match=rf"{says}(.|\n)*hint: .*pipeline\.Constant\(value\)"):
         pipeline.capture(Calls(counts), (torch.ones(2, 3),))
