@@ -153,7 +153,7 @@ def test_other_files_are_refused_by_the_node(
     with pytest.raises(FileNotFoundError, match=r"there is no file 'none.onnx'"):
         pipeline.compile("none.onnx")
     onnx.save(FILES["dynamic"], "dynamic.onnx")
-    with pytest.raises(ValueError, match=r"dim 0 of the input x.1 varies, .* pass args=\(pipeline.Input"):
+    with pytest.raises(ValueError, match=r"dim 0 of the input x.1 is dynamic, .* pass args=\(pipeline.Input"):
         pipeline.compile("dynamic.onnx")
     assert main(["print", "dynamic.onnx"]) == 2
     assert "describe each input with --input" in capsys.readouterr().err

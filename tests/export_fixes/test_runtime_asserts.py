@@ -23,7 +23,7 @@ def test_checks_hold(check: Forward, device: str | None, caplog: pytest.LogCaptu
         run = compile(model, (X,), dynamic_shapes=({0: torch.export.Dim("n", min=1, max=9)},)).module("reference")
     for x in (X, X[:1], torch.cat([X, X * 3])):
         torch.testing.assert_close(run(x), model(x))
-    assert "the model checks its data at checking.py:" in caplog.text
+    assert "the model asserts tensor values at checking.py:" in caplog.text
 
 
 @pytest.mark.parametrize("check", DECIDE, ids=lambda f: f.__name__)
@@ -38,7 +38,7 @@ def test_assertions_of_an_exported_program_are_said(caplog: pytest.LogCaptureFix
     exported = torch.export.export(model, (X,), strict=True)
     run = pipeline.default(require_full_compilation=True)(exported).module("reference")
     torch.testing.assert_close(run(X), model(X))
-    assert "the model checks its data at checking.py:" in caplog.text
+    assert "the model asserts tensor values at checking.py:" in caplog.text
 
 
 def test_what_is_known_is_no_check_of_data(caplog: pytest.LogCaptureFixture) -> None:
