@@ -200,7 +200,7 @@ def collectives_in_engines(rank: int, folder: Path) -> None:
     assert not apart.networks
     assert "it does not depend on the previous collective" in str(apart.coverage)
     torch.testing.assert_close(run(apart)(torch.ones(3) * rank), torch.ones(3) * 2)
-    with pytest.raises(pipeline.ExecutionError, match="a process group of NCCL, and '0' is of gloo"):
+    with pytest.raises(pipeline.ExecutionError, match="need an NCCL process group, but '0' uses gloo"):
         nccl_communicator("0")
     with in_engines():
         compiled = compile(model, (ROWS,))

@@ -194,7 +194,7 @@ def test_a_module_may_be_told_how_to_run(scaled: Any) -> None:
     run = scaled.module(execution_contexts=1, cuda_graphs=True)
     assert (run.settings.execution_contexts, run.settings.cuda_graphs) == (1, True)
     assert not scaled.settings.cuda_graphs
-    with pytest.raises(TypeError, match="min_block_size takes effect when compiling"):
+    with pytest.raises(TypeError, match="min_block_size can only be set when compiling"):
         scaled.module(min_block_size=3)
     with pytest.raises(TypeError, match="did you mean 'cuda_graphs'"):
         scaled.module(cuda_graph=True)

@@ -224,7 +224,7 @@ def test_bytes_are_numbers(make: Any) -> None:
     for value in ("1", 1.5, True):
         with pytest.raises(TypeError, match="number of bytes"):
             make(value)
-    with pytest.raises(ValueError, match="at least 0, not -1"):
+    with pytest.raises(ValueError, match="at least 0, got -1"):
         make(-1)
 
 
