@@ -78,7 +78,7 @@ def test_tokens_are_eagers(make: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize(("make", "name"), [(trocr, "pixel_values"), (moonshine, "input_values")])
 def test_what_an_encoder_takes_is_asked_for_in_words(make: Callable[[], Any], name: str) -> None:
-    with pytest.raises(ValueError, match=rf"takes {name}: pass encoder_example"):
+    with pytest.raises(ValueError, match=rf"takes {name}.*: pass .*encoder_example"):
         compile_for_generation(made(make), **SIZES)
 
 

@@ -111,7 +111,7 @@ def test_a_module_has_its_own_copy_of_the_weights() -> None:
         model.first.weight.fill_(3)
     torch.testing.assert_close(module(ids(3)), expected)
     torch.testing.assert_close(module.new_state()(ids(3)), expected)
-    with pytest.raises(pipeline.ExecutionError, match=r"first\.weight was was changed in place"):
+    with pytest.raises(pipeline.ExecutionError, match=r"first\.weight was changed in place"):
         result.module("reference")
 
 
