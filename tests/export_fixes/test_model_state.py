@@ -218,7 +218,9 @@ class Views(nn.Module):
 def test_a_buffer_that_is_a_view_of_one_that_is_written() -> None:
     x = torch.ones(2, 3)
     for written, read in (("whole", "part"), ("part", "whole")):
-        with pytest.raises(pipeline.CaptureError, match=rf"writes to {written} \(.*add_.*reads {read}, which shares its memory"):
+        with pytest.raises(
+            pipeline.CaptureError, match=rf"writes to {written} \(.*add_.*reads {read}, which shares its memory"
+        ):
             pipeline.capture(Views(written).eval(), (x,))
     torch.testing.assert_close(pipeline.default(min_block_size=1)(Views("").eval(), args=(x,))(x), x)
 

@@ -271,7 +271,9 @@ def test_what_cannot_be_captured_again_is_copied(
     memory(run, 2 * INSTANCES)
     for i in range(8 * INSTANCES):
         call(run, i)
-    assert caplog.text.count("capturing a CUDA graph for reused memory failed, so calls copy their outputs: not now") == 1
+    assert (
+        caplog.text.count("capturing a CUDA graph for reused memory failed, so calls copy their outputs: not now") == 1
+    )
     assert list(cuda.told) == ["own"]
     assert set(again.launched) == set(again.captured) and len(again.captured) == before
 

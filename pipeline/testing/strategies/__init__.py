@@ -9,7 +9,7 @@ declares strategies by ``@strategy``:
         weight = draw(tensors((out, shape[-1]), dtype, constant=draw(st.booleans())))
         bias = draw(st.none() | tensors((out,), dtype, constant=True))
         call = Call(target, (draw(tensors(shape, dtype)), weight, bias))
-        return draw(name_sizes(call, {0: range(len(shape) - 1)}))      # all dims of the input but the last may be dynamic
+        return draw(name_sizes(call, {0: range(len(shape) - 1)}))      # dims other than the last may be dynamic
 
     @strategy(aten.add.Tensor, aten.sub.Tensor)
     def add(draw, target):
