@@ -191,7 +191,7 @@ def collectives_in_engines(rank: int, folder: Path) -> None:
     """One engine, equal on all ranks, with the permission of `load` that collectives between engines need."""
     whole, model = sharded(BY_ROWS_AND_COLUMNS)
     compile = pipeline.default(collectives_in_engine=True)
-    why = "the process group has gloo" if CAPABILITIES.collectives else "supports no collectives in engines"
+    why = "the process group's backend is gloo" if CAPABILITIES.collectives else "supports no collectives in engines"
     assert why in str(compile.until("partition")(pipeline.capture(model, (ROWS,))))
     if not CAPABILITIES.collectives:
         return
