@@ -276,7 +276,7 @@ FAULTS = (
     Fault("ignored argument", "values", ignored_argument),
     Fault("lost NaN", "values", lost_nan, "eager gives nan"),
     Fault("wrong padding", "values|converts", wrong_padding, strategy=_pools[aten.avg_pool2d.default]),
-    Fault("baked shape", "converts", baked_shape, "is fixed", dynamic=True),
+    Fault("baked shape", "converts", baked_shape, "dimension 0 must be", dynamic=True),
     Fault("baked size", "values", baked_size, strategy=_means[aten.mean.dim], dynamic=True),
     Fault("wrong broadcast", "converts", wrong_broadcast),
     Fault("not deterministic", "deterministic", not_deterministic, "two conversions differ"),

@@ -112,7 +112,7 @@ def within(m: Flow, y: Tensor) -> Any:
         (divided, "in a branch divides by integers that may be 0 if another branch is taken", False),
         (hidden, "aten.rand_like.default in a branch draws random numbers", False),
         (by_size, "a size decides which branch runs", True),
-        (long, "the 600 steps are 1800 operators, more than 1024", False),
+        (long, "the 600 loop steps have 1800 operators, more than 1024", False),
         (literal, "is a tensor that the inner graph creates from numbers", False),
         (written_numbers, "is a tensor that the inner graph creates from numbers", False),
         (recurrence, "the number of loop steps is a dynamic size", True),

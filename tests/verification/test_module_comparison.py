@@ -271,7 +271,7 @@ def adapted(model: Refusing) -> None:
     ("options", "change", "words"),
     [
         ({}, nn.Module.train, "their training mode, changed"),
-        ({}, adapted, "the module's parts, or"),
+        ({}, adapted, "the module's submodules, or"),
         ({}, moved, "weights differ"),
         ({"lock": True}, None, "copying the module fails: TypeError"),
         ({"few": True}, None, "the module raises ValueError: negative numbers alone (inputs: optimal)"),
