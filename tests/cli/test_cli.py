@@ -247,10 +247,7 @@ MISUSE: dict[str, tuple[list[str], str]] = {
     "a wrong shape": (["compile", f"{HERE}:Net", "--input", "2x5"], "torch.export cannot capture Net"),
     "a fixed dim as a range": (["compile", f"{HERE}:Net", "--input", "2x2..4"], "Net specializes dynamic sizes"),
     "what torch.export refuses": (["compile", f"{HERE}:rounding"], "Rounding branches on a tensor's value"),
-    "a setting out of range": (
-        ["compile", f"{HERE}:with_args", "--min-block-size", "0"],
-        "min_block_size must be an int",
-    ),
+    "a setting out of range": (["compile", f"{HERE}:with_args", "--min-block-size", "0"], "_size must be an int"),
     "a setting of a wrong type": (["compile", f"{HERE}:with_args", "--min-block-size", "x"], "invalid int value: 'x'"),
     "a word that is none": (["print", f"{HERE}:with_args", "--kernel-specialization", "x"], "must be one of 'none'"),
     "a GPU that is none": (["compile", f"{HERE}:with_args", "--compute-capabilities", "86"], "not of the form"),
