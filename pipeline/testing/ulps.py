@@ -103,7 +103,7 @@ ULPS: Final[Mapping[object, Units]] = {
     "softshrink": Units(2, DEFAULT.reason, signed_zeros=False),  # eager's own differs with the length of the tensor
     **_rows("maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip topk sort", _TIES),
     **_rows("cummax cummin max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices", _TIES),
-    **_rows("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d", _TIES),
+    **_rows("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d median nanmedian kthvalue", _TIES),
     **_rows("add sub rsub", Units(1, "other times alpha is rounded before it is added", "tensor")),
     **_rows("log_softmax _log_softmax", Units(2, "a difference, which may cancel", "tensor")),
     **_rows("mm bmm addmm baddbmm matmul linear mv dot convolution addmv addbmm", _PRODUCT),

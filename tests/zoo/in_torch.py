@@ -11,6 +11,7 @@ from typing import Final
 from pipeline.trt import CAPABILITIES
 
 DATA = "the number of elements is data-dependent"
+COUNT = "a data-dependent number of elements"
 STEPS = "TensorRT has no layer for it, and the number of steps is data-dependent"
 DIGITS = "TensorRT has no layer for it, and its other layers cannot compute it exactly enough"
 RANK = "has rank 9, but TensorRT supports at most 8"
@@ -20,10 +21,10 @@ FREE = "interpolate [n,2,h,w]"
 NON_ZERO: Final[Mapping[str, Mapping[str, str]]] = {
     "x[mask]": {"aten.index.Tensor": "is a mask"},
     "x[:, mask]": {"aten.index.Tensor": "is a mask"},
-    "nonzero": {"aten.nonzero.default": DATA},
-    "nonzero as tuple": {"aten.nonzero_numpy.default": DATA},
-    "argwhere": {"aten.argwhere.default": DATA},
-    "masked_select": {"aten.masked_select.default": DATA},
+    "nonzero": {"aten.nonzero.default": COUNT},
+    "nonzero as tuple": {"aten.nonzero_numpy.default": COUNT},
+    "argwhere": {"aten.argwhere.default": COUNT},
+    "masked_select": {"aten.masked_select.default": COUNT},
 }
 """What only a TensorRT without a layer for nonzero refuses."""
 
