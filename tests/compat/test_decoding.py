@@ -36,7 +36,7 @@ def test_sequences_end_where_transformers_ends_them(llama: Any, sampled: bool, m
         found.append(families.generated(each, inputs, 24, **how))
         after.append(torch.rand(2))
     assert torch.equal(*found) and torch.equal(*after), "the step that is dropped draws no random numbers"
-    assert sampled or (found[0][:2, -1] == 0).all() and found[0][2, -1] != 0, "two sequences end before the third"
+    assert sampled or ((found[0][:2, -1] == 0).all() and found[0][2, -1] != 0), "two sequences end before the third"
     assert len(reads) >= found[0].shape[1] - max(LENGTHS) - 1, "the loop is not transformers'"
 
 
