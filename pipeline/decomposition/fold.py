@@ -1,4 +1,4 @@
-"""Fold constants, as the last step of ``decompose``: each becomes a recipe that computes it from parameters.
+"""Fold constants, for ``decompose``: each becomes a recipe, the operator calls that compute it from parameters.
 
 A node is constant if it is deterministic, has a static shape and reads only constants. Constants that other nodes read
 become placeholders, each with the recipe that computes it. A result much larger than its inputs (an expanded mask, say)
