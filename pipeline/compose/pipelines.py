@@ -32,6 +32,7 @@ from pipeline.compose.recording import select_ledger
 from pipeline.compose.stage_signature import (
     AnyStage,
     Gives,
+    RecordType,
     Stage,
     Takes,
     check_signature,
@@ -85,11 +86,11 @@ class FunctionStage(_Composable, Generic[Takes, Gives]):
         return self.function(record)
 
     @property
-    def takes(self) -> Any:
+    def takes(self) -> RecordType:
         return self._types[0]
 
     @property
-    def gives(self) -> Any:
+    def gives(self) -> RecordType:
         return self._types[1]
 
     @cached_property
@@ -112,11 +113,11 @@ class Named(_Composable, Generic[Takes, Gives]):
     name: str
 
     @property
-    def takes(self) -> Any:
+    def takes(self) -> RecordType:
         return self.stage.takes
 
     @property
-    def gives(self) -> Any:
+    def gives(self) -> RecordType:
         return self.stage.gives
 
     def __call__(self, record: Takes, /) -> Gives:
@@ -145,7 +146,7 @@ def as_stage(value: object) -> AnyStage:
     if isinstance(value, type):
         raise TypeError(f"{value.__name__} is a class: pass an instance as the stage, such as {value.__name__}()")
     if not callable(value):
-        raise TypeError(f"{value!r} is not a stage: expected a function from one record to another, such as Program")
+        raise TypeError(f"{value!r} is not a stage: expected a function from a record, such as Program, to another")
     if all(inspect.getattr_static(value, part, None) is not None for part in ("name", "takes", "gives")):
         return cast(AnyStage, value)
     if type(value).__hash__ is None:
@@ -245,10 +246,10 @@ class Pipeline(Generic[Takes, Gives]):
             check_first_stage(self.stages, model, self.settings)
             front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
             record = run.call("capture", partial(front, profiles=profiles))
-        made = self._run(run, record)
+        made = self._run_stages(run, record)
         return attrs.evolve(made, took=tuple(ledger.entries[before:])) if isinstance(made, Compiled) else made
 
-    def _run(self, run: Run, record: object) -> Any:
+    def _run_stages(self, run: Run, record: object) -> Any:
         steps = [pass_earlier_stages(step, self.stages[:i]) for i, step in enumerate(self.stages)]
         with without_autocast():
             return reduce(lambda given, step: run.call(step.name, lambda: run_stage(step, given), given), steps, record)
@@ -269,23 +270,23 @@ class Pipeline(Generic[Takes, Gives]):
         return "|".join(self.names)
 
     @property
-    def takes(self) -> Any:
+    def takes(self) -> RecordType:
         """Return the record type of the first stage's input; without stages, `Any`."""
         return self.stages[0].takes if self.stages else object
 
     @property
-    def gives(self) -> Any:
+    def gives(self) -> RecordType:
         """Return the record type of the last stage's output; without stages, the type of the input."""
         return self.stages[-1].gives if self.stages else object
 
     def __or__(self, other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
         """Return this pipeline followed by another, with the first settings that are set and the observers of both."""
-        after = _to_pipeline(other)
+        after = _as_pipeline(other)
         settings = self._settings if self._settings is not None else after._settings
         return Pipeline(self.stages + after.stages, settings, self.observers + after.observers)
 
     def __ror__(self, other: Callable[[Other], Takes]) -> "Pipeline[Other, Gives]":
-        return _to_pipeline(other) | self
+        return _as_pipeline(other) | self
 
     @overload
     def replace(self, name: Literal["decompose", "improve"], stage: Callable[[Program], Program]) -> Self: ...
@@ -306,7 +307,7 @@ class Pipeline(Generic[Takes, Gives]):
 
         A pipeline as the new stage runs as one stage, with its own observers.
         """
-        at, made = self._index(name), as_stage(stage)
+        at, made = self._stage_index(name), as_stage(stage)
         if made.name != name:
             made = Named(made.stage if isinstance(made, Named) else made, name)
         return self._with_stages((*self.stages[:at], made, *self.stages[at + 1 :]))
@@ -318,9 +319,11 @@ class Pipeline(Generic[Takes, Gives]):
     def insert(self, stage: Any, *, before: str | None = None, after: str | None = None) -> Any:
         """Return the pipeline with a stage, or a pipeline's stages and observers, inserted at a named stage."""
         if (before is None) == (after is None):
-            raise TypeError("insert needs the name of a stage, either as before= or as after=")
-        at = self._index(before) if before is not None else self._index(after or "") + 1
-        new = _to_pipeline(stage)
+            raise TypeError(
+                f"insert needs one stage, either as before= or as after=, got {'both' if before else 'neither'}"
+            )
+        at = self._stage_index(before) if before is not None else self._stage_index(after or "") + 1
+        new = _as_pipeline(stage)
         stages = (*self.stages[:at], *new.stages, *self.stages[at:])
         return Pipeline(stages, self._settings, self.observers + new.observers)
 
@@ -330,7 +333,7 @@ class Pipeline(Generic[Takes, Gives]):
     def without(self, name: str) -> "Pipeline[Any, Any]": ...
     def without(self, name: str) -> Any:
         """Return the pipeline without the stage of this name."""
-        at = self._index(name)
+        at = self._stage_index(name)
         return self._with_stages(self.stages[:at] + self.stages[at + 1 :])
 
     @overload
@@ -349,7 +352,7 @@ class Pipeline(Generic[Takes, Gives]):
     def until(self, name: str) -> "Pipeline[Takes, Any]": ...
     def until(self, name: str) -> Any:
         """Return the pipeline up to and including the stage of this name; a call returns that stage's result."""
-        return self._with_stages(self.stages[: self._index(name) + 1])
+        return self._with_stages(self.stages[: self._stage_index(name) + 1])
 
     def observed_by(self, *observers: Observer) -> Self:
         """Return the pipeline with these observers added after the existing observers."""
@@ -358,12 +361,12 @@ class Pipeline(Generic[Takes, Gives]):
     def _with_stages(self, stages: tuple[AnyStage, ...]) -> "Pipeline[Any, Any]":
         return Pipeline(stages, self._settings, self.observers)
 
-    def _index(self, name: str) -> int:
+    def _stage_index(self, name: str) -> int:
         return stage_index(name, self.names)
 
     def __getitem__(self, name: str) -> AnyStage:
         """Return the stage of this name; raise a `KeyError` that lists the names."""
-        return self.stages[self._index(name)]
+        return self.stages[self._stage_index(name)]
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -385,5 +388,5 @@ class Pipeline(Generic[Takes, Gives]):
         return "\n".join([f"Pipeline({', '.join(facts)})", *(f"  {describe_stage(step)}" for step in self.stages)])
 
 
-def _to_pipeline(part: StageLike) -> Pipeline[Any, Any]:
+def _as_pipeline(part: StageLike) -> Pipeline[Any, Any]:
     return part if isinstance(part, Pipeline) else Pipeline((as_stage(part),))

@@ -1,5 +1,6 @@
-"""Define forms with several results: PT2E's operators that compute scales and zero points at each call, and fake
-quantizers that also return a mask for gradients, to which torch decomposes its fake quantizers.
+"""Define forms with several results: operators that compute scales and zero points, and fake quantizers with a mask.
+
+The former are PT2E's. Torch decomposes fake quantizers to operators that also return a mask for gradients.
 
 Scales are float32; the library has float64, which TensorRT lacks. Zero points are integers, stored as float32.
 """
@@ -70,7 +71,7 @@ SCALE_FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
 """For each operator that computes scales and zero points, the form that expresses it in plain operators."""
 
 
-def drop_mask(form: Function) -> Function:
+def form_without_mask(form: Function) -> Function:
     """Return the form of a fake quantizer that also returns a mask; the rewritten call returns None as the mask."""
 
     def wrapped(known: Facts, *args: Argument) -> Argument:

@@ -45,14 +45,14 @@ def unused_registrations(
     used = {(target, choice.support, choice.priority) for target, choice in taken}
     idle = [d for d in claims.declarations if (qualified_name(d.key), d.support, d.priority) not in used]
     left = claims.decomposed - program.decomposed
-    idle_entries = [] if claims.lookup.settings.torch_executed_ops == frozenset() else _unmatched(program, claims)
+    idle_entries = [] if claims.lookup.settings.torch_executed_ops == frozenset() else _unmatched_ops(program, claims)
     if not idle and not left and not idle_entries:
         return ()
     search = _UnusedSearch(program, verdicts, claims, choices, refusals, Templates(fake_mode(program.graph)))
     return (*search.unused_converters(idle), *search.unused_decompositions(left), *search.unused_entries(idle_entries))
 
 
-def _unmatched(program: Program, claims: UserRegistrations) -> list[Argument]:
+def _unmatched_ops(program: Program, claims: UserRegistrations) -> list[Argument]:
     """Return the entries of ``torch_executed_ops`` that match no call; overloads of an operator count as one."""
     entries, known = claims.lookup.settings.torch_executed_ops, dict[tuple[Any, str], None]()
     for each in (program.source or program, program):
@@ -78,7 +78,7 @@ class _UnusedSearch:
             found = self.find_call(declaration.key)
             if found is not None:
                 name = f"the converter {declaration.support.name} of {qualified_name(declaration.key)}"
-                yield Unreached(name, *self.why_converter_is_unused(declaration, found))
+                yield Unreached(name, *self.reason_and_hint_for_converter(declaration, found))
 
     def unused_decompositions(self, operators: frozenset[Any]) -> Iterator[Unreached]:
         """Yield an entry for each unused decomposition of these operators, if the model calls the operator."""
@@ -86,7 +86,7 @@ class _UnusedSearch:
             found = self.find_call(op)
             if found is not None:
                 name = f"the decomposition {function_name(self.choices.registered[op])} of {qualified_name(op)}"
-                yield Unreached(name, *self.why_decomposition_is_unused(op, found))
+                yield Unreached(name, *self.reason_and_hint_for_decomposition(op, found))
 
     def find_call(self, target: object) -> Node | None:
         """Return a call of an operator, or of a composite of it, in the current or captured program; else None."""
@@ -95,9 +95,9 @@ class _UnusedSearch:
             return direct
         source = self.program.source or self.program
         choices = Decompositions(self.choices.registered)
-        return CallSearch(source, self.templates, choices, lambda call: call.target is target).find_first(source.graph)
+        return CallSearch(source, self.templates, choices, lambda call: call.target is target).find_wanted(source.graph)
 
-    def why_converter_is_unused(self, declaration: Declaration, call: Node) -> tuple[str, str]:
+    def reason_and_hint_for_converter(self, declaration: Declaration, call: Node) -> tuple[str, str]:
         """Return why a user's converter was not used for this call, and a hint."""
         settings = self.claims.lookup.settings
         hint = _HIGH if declaration.priority is ConverterPriority.STANDARD else ""
@@ -140,7 +140,7 @@ class _UnusedSearch:
                 listed = ", ".join(map(repr, paths[:8]))
                 yield Unreached(name, "it returns False for every module", f"the paths are {listed}")
 
-    def why_decomposition_is_unused(self, op: object, call: Node) -> tuple[str, str]:
+    def reason_and_hint_for_decomposition(self, op: object, call: Node) -> tuple[str, str]:
         """Return why a user's decomposition was not used for this call, and a hint."""
         if is_kept_in_torch(call.target, call.meta, self.claims.lookup.settings):
             return f"torch_executed_ops keeps {call.name} in PyTorch", ""

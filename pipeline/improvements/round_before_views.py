@@ -32,12 +32,12 @@ def round_before_views(rewriting: Rewriting) -> None:
     for node in list(rewriting.graph.nodes):
         if node._erased or op_kind(node.target) is not Kind.CASTS or dtype_of(node) != torch.bfloat16:
             continue
-        views = _view_chain(source_of(node)) if dtype_of(source_of(node)) == torch.float32 else []
+        views = _views_ending_at(source_of(node)) if dtype_of(source_of(node)) == torch.float32 else []
         if views:
             _cast_before_views(rewriting.before(node), views)
 
 
-def _view_chain(node: Node) -> list[Node]:
+def _views_ending_at(node: Node) -> list[Node]:
     """Return the chain of views that ends at a cast's input, in order, if only the next node reads each view."""
     found: list[Node] = []
     while op_kind(node.target) in VIEWS and only_reader(node) is not None and not is_output(node):

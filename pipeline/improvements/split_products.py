@@ -45,14 +45,14 @@ def split_products(rewriting: Rewriting) -> None:
             _replace_by_parts(rewriting.before(node), product, parts)
 
 
-def number_of_parts(rows: Sequence[int], inner: int, columns: int) -> int:
+def number_of_parts(rows_per_profile: Sequence[int], summed: int, columns: int) -> int:
     """Return into how many parts (a power of two) to split a matmul [·, K] @ [K, N] so that it occupies all
     multiprocessors at the rows that each profile is tuned for; 1 leaves the matmul unchanged."""
-    if not 2 <= min(rows) <= FEW or inner < LONG or columns % 8:
+    if not 2 <= min(rows_per_profile) <= FEW or summed < LONG or columns % 8:
         return 1
-    parts = MOST if max(rows) <= FEW else MOST_BESIDE_MANY
+    parts = MOST if max(rows_per_profile) <= FEW else MOST_BESIDE_MANY
     blocks = math.ceil(columns / COLUMNS)
-    while parts > 1 and (blocks * parts > BLOCKS or inner % (COLUMNS // 2 * parts) or inner // parts < SHORTEST):
+    while parts > 1 and (blocks * parts > BLOCKS or summed % (COLUMNS // 2 * parts) or summed // parts < SHORTEST):
         parts //= 2
     return parts
 

@@ -40,9 +40,9 @@ class Load:
     before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="load", kw_only=True)
 
-    def following(self, before: tuple[AnyStage, ...]) -> Load:
+    def following(self, earlier_stages: tuple[AnyStage, ...]) -> Load:
         """Return this stage with the earlier stages, which it uses to compile again."""
-        return evolve(self, before=before)
+        return evolve(self, before=earlier_stages)
 
     def check_ready(self, settings: CompilationSettings) -> None:
         """Raise an `ExecutionError` before the capture if no engine of this TensorRT version can load on this GPU."""
