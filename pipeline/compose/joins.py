@@ -74,7 +74,7 @@ def stage_index(name: str, stage_names: Sequence[str]) -> int:
     return stage_names.index(name)
 
 
-def check_joins(stages: Sequence[AnyStage]) -> None:
+def check_adjacent_stages(stages: Sequence[AnyStage]) -> None:
     """Raise an error if two stages have the same name, or if a stage does not accept the previous stage's result."""
     names = [stage.name for stage in stages]
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -20,8 +20,8 @@ from pipeline.compiled import Compiled
 from pipeline.compose.events import Event, Observer, Run, as_observers, report
 from pipeline.compose.joins import (
     apply_settings,
+    check_adjacent_stages,
     check_first_stage,
-    check_joins,
     check_settings,
     is_empty,
     refuse_unknown_arguments,
@@ -68,8 +68,7 @@ class _Composable:
 class FunctionStage(_Composable, Generic[Takes, Gives]):
     """A stage from a function, or from a frozen record with `__call__`; the annotations declare its input and output.
 
-    Forward references are resolved at the first read of the types. Calling the stage calls the function.
-    """
+    Forward references are resolved at the first read of the types. Calling the stage calls the function."""
 
     function: Callable[[Takes], Gives]
     name: str
@@ -87,14 +86,14 @@ class FunctionStage(_Composable, Generic[Takes, Gives]):
 
     @property
     def takes(self) -> RecordType:
-        return self._types[0]
+        return self._record_types[0]
 
     @property
     def gives(self) -> RecordType:
-        return self._types[1]
+        return self._record_types[1]
 
     @cached_property
-    def _types(self) -> tuple[object, object]:
+    def _record_types(self) -> tuple[object, object]:
         return record_types(self.function, self.name)
 
     def __reduce__(self) -> str | tuple[object, ...]:
@@ -146,7 +145,7 @@ def as_stage(value: object) -> AnyStage:
     if isinstance(value, type):
         raise TypeError(f"{value.__name__} is a class: pass an instance as the stage, such as {value.__name__}()")
     if not callable(value):
-        raise TypeError(f"{value!r} is not a stage: expected a function from a record, such as Program, to another")
+        raise TypeError(f"{value!r} is not a stage: expected a function from one record, say Program, to another")
     if all(inspect.getattr_static(value, part, None) is not None for part in ("name", "takes", "gives")):
         return cast(AnyStage, value)
     if type(value).__hash__ is None:
@@ -203,7 +202,7 @@ class Pipeline(Generic[Takes, Gives]):
     observers: tuple[Observer, ...] = attrs.field(default=(), converter=as_observers)
 
     def __attrs_post_init__(self) -> None:
-        check_joins(self.stages)
+        check_adjacent_stages(self.stages)
 
     @overload
     def __call__(
@@ -319,9 +318,8 @@ class Pipeline(Generic[Takes, Gives]):
     def insert(self, stage: Any, *, before: str | None = None, after: str | None = None) -> Any:
         """Return the pipeline with a stage, or a pipeline's stages and observers, inserted at a named stage."""
         if (before is None) == (after is None):
-            raise TypeError(
-                f"insert needs one stage, either as before= or as after=, got {'both' if before else 'neither'}"
-            )
+            given = "both" if before else "neither"
+            raise TypeError(f"insert needs the name of a stage, either as before= or as after=, got {given}")
         at = self._stage_index(before) if before is not None else self._stage_index(after or "") + 1
         new = _as_pipeline(stage)
         stages = (*self.stages[:at], *new.stages, *self.stages[at:])

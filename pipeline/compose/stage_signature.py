@@ -61,7 +61,7 @@ def record_types(function: Callable[..., object], name: str) -> tuple[object, ob
 
 def check_signature(function: Callable[..., object], name: str) -> None:
     if not callable(function):
-        raise TypeError(f"{function!r} is not a stage: expected a function from a record, such as Program, to another")
+        raise TypeError(f"{function!r} is not a stage: expected a function from one record, say Program, to another")
     signature = inspect.signature(function)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = list(signature.parameters.values())

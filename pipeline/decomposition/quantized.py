@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from torch.fx.node import map_arg
@@ -25,11 +25,13 @@ from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.quantized_activations import replace_float8_casts_by_pairs
 from pipeline.decomposition.quantized_arithmetic import Facts
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, QUANTIZER_OF
-from pipeline.decomposition.quantized_scales import is_replaceable, schema_name
+from pipeline.decomposition.quantized_scales import can_use_form, schema_name
 from pipeline.decomposition.templates import Templates, argument_nodes
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.records.library_support import warn_untested
 
+BoundForm: TypeAlias = tuple[Argument, Argument]
+"""A function that expresses a call in plain operators, and the arguments to call it with."""
 CODE_DTYPES: Final = frozenset({torch.int8, torch.float8_e4m3fn})
 """The dtypes of quantized weights: if a graph casts such a weight to floats, it stays quantized in the program."""
 
@@ -119,10 +121,10 @@ class _Normalizer:
         copy.meta = dict(node.meta)
         return copy
 
-    def node_form(self, node: Node) -> tuple[Argument, Argument] | None:
-        """Return a function that expresses a node in plain operators, and the arguments to call it with; else None."""
+    def node_form(self, node: Node) -> BoundForm | None:
+        """Return a function that expresses a node in plain operators, and its arguments; None if the node stays."""
         name = schema_name(node.target)
-        if name in FORMS and is_replaceable(node, name, FORMS):
+        if name in FORMS and can_use_form(node, name, FORMS):
             given = dict(zip(argument_names(node.target), self.bind_arguments(node), strict=True))
             return self.pair_form(node, name, given) or self.bind_form(FORMS[name], given)
         source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
@@ -139,7 +141,7 @@ class _Normalizer:
         rows = zip(argument_names(node.target), values, strict=True)
         return [int(self.evaluate(v)) if name in NUMERIC_ARGUMENTS and self.constant.get(v) else v for name, v in rows]
 
-    def pair_form(self, node: Node, name: str, arguments: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
+    def pair_form(self, node: Node, name: str, arguments: Mapping[str, Argument]) -> BoundForm | None:
         """Return the form for a dequantizing node and the quantizing node that it reads, if scales match; or None."""
         first = next(iter(arguments.values()))
         if name not in QUANTIZER_OF or not isinstance(first, Node) or schema_name(first.target) != QUANTIZER_OF[name]:
@@ -162,7 +164,7 @@ class _Normalizer:
 
     def bind_form(
         self, form: Argument, values: Mapping[str, Argument], extra: tuple[Argument, ...] = (), count: int | None = None
-    ) -> tuple[Argument, Argument]:
+    ) -> BoundForm:
         """Return a function that calls a form with the known facts about its arguments, and the arguments for it."""
         tensors = {name: value for name, value in values.items() if isinstance(value, Node)}
         constant = {name for name, value in values.items() if not isinstance(value, Node) or self.constant[value]}

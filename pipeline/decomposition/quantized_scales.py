@@ -95,7 +95,7 @@ def quantize_if_enabled(form: Function) -> Function:
     return wrapped
 
 
-def is_replaceable(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
+def can_use_form(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
     """Return whether an operator's readers allow its form: only operators with forms (which accept float32) read scales
     and zero points, and nothing reads a mask."""
     if not isinstance(node.meta.get("val"), tuple | list):

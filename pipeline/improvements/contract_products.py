@@ -66,7 +66,7 @@ def _replace_sum_of_product(rewriting: Rewriting, sum_node: Node, product: Node)
     if both.isdisjoint(ascii_letters[dim] for dim in summed):
         return
     create = rewriting.before(sum_node)
-    new = create.trace(contract_by_matmul, a, b, summed, argument(sum_node, "keepdim"), dtype_of(product))
+    new = create.add_traced(contract_by_matmul, a, b, summed, argument(sum_node, "keepdim"), dtype_of(product))
     if new is not None:
         create.replace(new)
 

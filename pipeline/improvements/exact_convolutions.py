@@ -10,7 +10,7 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, dtype_of, improvement, rank_of
+from pipeline.improvements.rewriting import CallBuilder, Node, Rewriting, aten, dtype_of, improvement, rank_of
 from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, shape_of
 
@@ -130,7 +130,7 @@ def _match_convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
     return Convolution(node, pixels, argument(node, "groups"), maps, channels * math.prod(kernel), tuple(kernel))
 
 
-def _use_window_matmul(create: NewCalls, convolution: Convolution) -> bool:
+def _use_window_matmul(create: CallBuilder, convolution: Convolution) -> bool:
     """Replace a convolution by a matmul of windows [N, …, terms] and weights [maps, terms]; see `Convolution`."""
     x, weight, bias = convolution.node.args[:3]
     rank = len(convolution.kernel)
@@ -152,7 +152,7 @@ def _use_window_matmul(create: NewCalls, convolution: Convolution) -> bool:
     return create.replace(create(aten.permute.default, result, (0, rank + 1, *range(1, rank + 1))))
 
 
-def _slice_windows(create: NewCalls, convolution: Convolution, image: Node) -> list[Node]:
+def _slice_windows(create: CallBuilder, convolution: Convolution, image: Node) -> list[Node]:
     """Return for each element of the kernel the slice of ``image`` [N, …, C] with the pixels that it multiplies."""
     counts = shape_of(convolution.node.meta["val"])[2:]
     strides, dilations = convolution.option_per_dim("stride"), convolution.option_per_dim("dilation")
@@ -171,7 +171,7 @@ def _slice_windows(create: NewCalls, convolution: Convolution, image: Node) -> l
     return parts
 
 
-def _use_pixel_matmul(create: NewCalls, convolution: Convolution, bias_in_sums: bool) -> bool:
+def _use_pixel_matmul(create: CallBuilder, convolution: Convolution, bias_in_sums: bool) -> bool:
     """Replace a convolution by a matmul of weights [maps, channels] and pixels [N, channels, …]. ``bias_in_sums``: the
     bias is a term of the sums, which costs a copy of the pixels; else the bias is added to the rounded sums."""
     x: Argument = convolution.node.args[0]
@@ -189,14 +189,14 @@ def _use_pixel_matmul(create: NewCalls, convolution: Convolution, bias_in_sums: 
     return create.replace(create(aten.reshape.default, result, [sizes[0], maps, *sizes[1:]]))
 
 
-def _append_bias_column(create: NewCalls, matrix: Node, bias: Argument) -> Node:
+def _append_bias_column(create: CallBuilder, matrix: Node, bias: Argument) -> Node:
     """Append the bias to the weight matrix as a column that is multiplied by 1; zero columns pad the matrix."""
     column = create(aten.reshape.default, bias, [matrix.meta["val"].shape[0], 1])
     padded = create(aten.constant_pad_nd.default, column, [0, ALIGNED - 1], 0.0)
     return create(aten.cat.default, [matrix, padded], 1)
 
 
-def _replace_by_float32_convolution(create: NewCalls) -> None:
+def _replace_by_float32_convolution(create: CallBuilder) -> None:
     """Replace a float16 convolution by a float32 convolution between casts.
 
     Then a flat maximum of the result with itself keeps later layers out of its kernel (quirk ``rounded-convolutions``).

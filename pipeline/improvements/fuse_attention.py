@@ -20,7 +20,7 @@ from pipeline.aten.types import Argument
 from pipeline.converters.attention import is_fused
 from pipeline.improvements.rewriting import (
     FLOATS,
-    NewCalls,
+    CallBuilder,
     Node,
     Rewriting,
     aten,
@@ -134,7 +134,7 @@ def _match_scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Sco
 def _match_scaled_scores(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     """Match attention scores that are multiplied or divided by a number; None if a mask is applied before it."""
     for inner, other in [node.args[:2]] if node.target is aten.div.Tensor else both_orders(node):
-        factor = rewriting.number(other)
+        factor = rewriting.known_number(other)
         found: Scores | None = (yield _match_scores, rewriting, inner, node) if factor else None
         if factor and found is not None and not found.added and not found.allowed:
             return evolve(found, scale=found.scale * (factor if node.target is aten.mul.Tensor else 1 / factor))
@@ -158,12 +158,12 @@ def _match_where_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
         inner, condition, filled = node.args[:3]
     elif node.target is aten.where.self:
         condition, inner, filled = node.args[:3]
-        allows = rewriting.number(filled) is not None
+        allows = rewriting.known_number(filled) is not None
         if not allows:
             inner, filled = filled, inner
     else:
         return None
-    number = rewriting.number(filled)
+    number = rewriting.known_number(filled)
     if number is None or number > BLOCKED or not isinstance(condition, Node):
         return None
     found: Scores | None = yield _match_scores, rewriting, inner, node
@@ -179,7 +179,7 @@ def _match_where_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
 
 def _has_unmasked_position_in_every_row(rewriting: Rewriting, scores: Scores) -> bool:
     """Return whether boolean masks with known values leave at least one unmasked position in every row."""
-    known = [(rewriting.literal(condition), allows) for condition, allows in scores.allowed]
+    known = [(rewriting.known_value(condition), allows) for condition, allows in scores.allowed]
     rows = [value if allows else value.logical_not() for value, allows in known if value is not None]
     if len(rows) < len(known):
         return False
@@ -196,7 +196,7 @@ def _transpose_key(rewriting: Rewriting, key: Node, before: Node) -> Node:
     return rewriting.create(aten.transpose.int, (key, -2, -1), {}, before)
 
 
-def _merge_masks(create: NewCalls, scores: Scores) -> Node | None:
+def _merge_masks(create: CallBuilder, scores: Scores) -> Node | None:
     """Merge all masks into one: boolean if all are boolean, else in the query's dtype; None if there are none.
 
     Attention requires a mask of at least two dims, while scores broadcast with any rank.

@@ -45,7 +45,7 @@ def _operand_besides_number(rewriting: Rewriting, node: object, target: Target, 
     call = _skip_casts(node)
     if _is_call_of(call, target) and not call.kwargs:
         for a, b in both_orders(call):
-            found = rewriting.number(b)
+            found = rewriting.known_number(b)
             if isinstance(a, Node) and found is not None and math.isclose(found, number, rel_tol=1e-3):
                 return a
     return None

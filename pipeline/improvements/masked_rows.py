@@ -70,7 +70,7 @@ def masked_rows(rewriting: Rewriting) -> None:
         mask = None if rewriting.is_slow_attention(node) else argument(node, "attn_mask")
         if not isinstance(mask, Node) or is_declared_open(mask) or unmasks_every_row(mask):
             continue
-        if rewriting.literal(mask) is not None:  # the converter examines a literal
+        if rewriting.known_value(mask) is not None:  # the converter examines a literal
             continue
         row = None if _has_one_query(rewriting, node) else _mask_shared_by_queries(rewriting, mask)
         projection = _match_projection_of_attention(node)

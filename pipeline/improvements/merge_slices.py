@@ -71,7 +71,7 @@ class _ChainPair:
         while waiting:
             node = min(waiting)
             waiting.remove(node)
-            dim = self._row_dim(node, self.dims)
+            dim = self._result_row_dim(node, self.dims)
             partner = None if dim is None or is_output(node) else self._find_counterpart(node, dim)
             if dim is not None and partner is not None:
                 self.pairs[node], self.dims[node] = partner, dim
@@ -83,22 +83,22 @@ class _ChainPair:
         theirs = {partner: self.dims[own] for own, partner in self.pairs.items()}
         for reader in source.users:
             new = reader not in theirs and reader is not node and not is_output(reader)
-            if new and self._computes_same(node, reader, row_dim) and self._row_dim(reader, theirs) == row_dim:
+            if new and self._computes_same(node, reader, row_dim) and self._result_row_dim(reader, theirs) == row_dim:
                 return reader
         return None
 
-    def _row_dim(self, node: Node, dims: Mapping[Node, int]) -> int | None:
+    def _result_row_dim(self, node: Node, row_dims: Mapping[Node, int]) -> int | None:
         """Return the dim of a node's result whose rows each depend on the same row of the inputs; else None."""
         if not isinstance(node.meta.get("val"), torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
             return None
         if node.target is aten.cat.default:
             parts: Any = node.args[0]
-            found = {dims.get(part) for part in parts}
+            found = {row_dims.get(part) for part in parts}
             dim = found.pop()
             return dim if not found and dim != argument(node, "dim") % rank_of(node) else None
-        if node.target is aten.slice.Tensor and dims.get(source_of(node)) == argument(node, "dim") % rank_of(node):
+        if node.target is aten.slice.Tensor and row_dims.get(source_of(node)) == argument(node, "dim") % rank_of(node):
             return None  # all rows of one slice are not all rows of both
-        own = {i: dims[x] for i, x in enumerate(node.args) if isinstance(x, Node) and x in dims}
+        own = {i: row_dims[x] for i, x in enumerate(node.args) if isinstance(x, Node) and x in row_dims}
         return next((dim for dim in range(rank_of(node)) if argument_row_dims(node, dim) == own), None) if own else None
 
     def _computes_same(self, node: Node, other: Node, row_dim: int) -> bool:
@@ -119,7 +119,7 @@ class _ChainPair:
             return self.pairs.get(x, x) is y
         return type(x) is type(y) and x == y
 
-    def readers(self, pair: tuple[Node, Node]) -> list[Node]:
+    def readers_outside(self, pair: tuple[Node, Node]) -> list[Node]:
         """Return the nodes outside both chains that read a node of this pair."""
         inside = {*self.pairs, *self.pairs.values()}
         return [user for node in pair for user in node.users if user not in inside]
@@ -127,12 +127,12 @@ class _ChainPair:
     @property
     def pairs_read_outside(self) -> list[tuple[Node, Node]]:
         """Return the pairs of nodes, other than the slices, that are read outside the chains."""
-        return list(filter(self.readers, list(self.pairs.items())[1:]))
+        return list(filter(self.readers_outside, list(self.pairs.items())[1:]))
 
     @property
     def saves_time(self) -> bool:
         """Return whether merging saves time: the chains compute something, and readers outside begin kernels."""
-        readers = [reader for pair in self.pairs_read_outside for reader in self.readers(pair)]
+        readers = [reader for pair in self.pairs_read_outside for reader in self.readers_outside(pair)]
         begin_kernels = all(op_kind(reader.target) in BEHIND for reader in readers)
         return bool(readers) and begin_kernels and any(map(is_pointwise, self.pairs))
 

@@ -8,7 +8,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, improvement, rank_of
+from pipeline.improvements.rewriting import CallBuilder, Node, Rewriting, aten, improvement, rank_of
 
 LARGE = 64
 """The minimum number of elements for which a convolution kernel counts as large."""
@@ -44,7 +44,7 @@ def _shape(node: Argument) -> list[Argument]:
     return list(node.meta["val"].shape)
 
 
-def _replace_by_matmul_of_patches(create: NewCalls) -> None:
+def _replace_by_matmul_of_patches(create: CallBuilder) -> None:
     x, weight, bias = create.node.args[:3]
     (_, channels, *image), (features, _, *kernel) = _shape(x), _shape(weight)
     counts = [s // k for s, k in zip(image, kernel, strict=True)]

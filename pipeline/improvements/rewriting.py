@@ -95,9 +95,9 @@ class Rewriting:
         self.created.append(node)
         return node
 
-    def before(self, node: Node) -> NewCalls:
+    def before(self, node: Node) -> CallBuilder:
         """Return a list that creates calls before a node, with the node's origin as metadata, and collects them."""
-        return NewCalls(self, node)
+        return CallBuilder(self, node)
 
     def offer(
         self, old: Node, target: object, args: tuple[object, ...], kwargs: dict[str, Argument] | None = None
@@ -165,18 +165,18 @@ class Rewriting:
         """Return whether a value is a constant of the model that only ``node`` reads."""
         return isinstance(value, Node) and only_reader(value) is node and self.is_constant(value)
 
-    def literal(self, node: Argument) -> torch.Tensor | None:
+    def known_value(self, node: Argument) -> torch.Tensor | None:
         """Return the value of a node that is a small constant, but no parameter or buffer; None for any other node."""
         recipe = self.program.constants.get(node.name) if isinstance(node, Node) and node.op == "placeholder" else None
         if recipe is None or node.meta["val"].numel() > SMALL or not self.program.written.issuperset(recipe.parameters):
             return None
         return recipe.evaluate(self.program.parameters)
 
-    def number(self, value: object) -> float | None:
+    def known_number(self, value: object) -> float | None:
         """Return a Python number, or the element of a node that is a constant of one element; None for other values."""
         if isinstance(value, bool | int | float):
             return float(value)
-        found = self.literal(value)
+        found = self.known_value(value)
         return float(found) if found is not None and found.numel() == 1 else None
 
     def changed_program(self) -> Program:
@@ -184,7 +184,7 @@ class Rewriting:
         return fold_constants(self.program.with_graph(self.graph))
 
 
-class NewCalls(list[Node]):
+class CallBuilder(list[Node]):
     """New calls that a pass creates before a node, with the node's origin as metadata, to replace the node."""
 
     def __init__(self, rewriting: Rewriting, node: Node) -> None:
@@ -204,7 +204,7 @@ class NewCalls(list[Node]):
         size = x.meta["val"].shape[dim]
         return size if isinstance(size, int) else self(aten.sym_size.int, x, dim)
 
-    def trace(self, function: Function, *args: Argument) -> Argument:
+    def add_traced(self, function: Function, *args: Argument) -> Argument:
         """Add the calls of a traced function and return its result; None if it needs a data-dependent size."""
         template = self.rewriting.templates.find(function, None, args, {}, None)
 

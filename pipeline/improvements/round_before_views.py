@@ -6,7 +6,7 @@ import torch
 
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.improvements.rewriting import (
-    NewCalls,
+    CallBuilder,
     Node,
     Rewriting,
     dtype_of,
@@ -46,7 +46,7 @@ def _views_ending_at(node: Node) -> list[Node]:
     return found if node.op == "call_function" else []
 
 
-def _cast_before_views(create: NewCalls, views: list[Node]) -> None:
+def _cast_before_views(create: CallBuilder, views: list[Node]) -> None:
     new = source_of(views[0])
     for moved in (create.node, *views):
         new = create(moved.target, new, *moved.args[1:], **moved.kwargs)

@@ -122,7 +122,7 @@ def _element_bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
     """Return the lower and upper bound of a tensor's elements; None if unknown."""
     if not isinstance(node, Node):
         return (float(node), float(node)) if isinstance(node, bool | int | float) and node == node else None
-    found = rewriting.literal(node)
+    found = rewriting.known_value(node)
     if found is not None:
         return (float(found.min()), float(found.max())) if found.numel() and not found.isnan().any() else None
     dtype = dtype_of(node)
@@ -187,7 +187,7 @@ def _cast_bounds(bounds: Bounds, source_dtype: torch.dtype | None, dtype: torch.
 def _is_causal_mask(rewriting: Rewriting, node: Node) -> Steps[bool]:
     """Return whether a boolean mask is causal: true exactly where the key's position is at most the query's."""
     node = copy_source(node)
-    found = rewriting.literal(node)
+    found = rewriting.known_value(node)
     if found is not None and found.dtype == torch.bool and found.dim() >= 2:
         return torch.equal(found, torch.ones_like(found).tril())
     if node.target in WRAPS:
@@ -222,7 +222,7 @@ def _match_range(rewriting: Rewriting, node: object) -> Steps[Range | None]:
     if not isinstance(node, Node):
         return None
     node = copy_source(node)
-    found = rewriting.literal(node)
+    found = rewriting.known_value(node)
     if found is not None:
         return _match_constant_range(found)
     if node.target is aten.arange.default:

@@ -160,18 +160,18 @@ class _Float64Values:
             return value
         key = value, doubles.GIVEN[form]
         if key not in self.created:
-            self.created[key] = self.rewriting.before(before).trace(doubles.GIVEN[form], value)
+            self.created[key] = self.rewriting.before(before).add_traced(doubles.GIVEN[form], value)
         return self.created[key]
 
     def _trace(self, function: Build) -> Build:
-        return lambda node, *parts: self.rewriting.before(node).trace(function, *parts)
+        return lambda node, *parts: self.rewriting.before(node).add_traced(function, *parts)
 
     def _build_from_exact_tensor(self, convert: Build, dtype: torch.dtype) -> Build:
         """Return a function that creates a filled tensor in an exact dtype and converts it to a format."""
 
         def build(node: Node) -> Argument:
             create = self.rewriting.before(node)
-            return create.trace(convert, create(node.target, *node.args, **{**node.kwargs, "dtype": dtype}))
+            return create.add_traced(convert, create(node.target, *node.args, **{**node.kwargs, "dtype": dtype}))
 
         return build
 

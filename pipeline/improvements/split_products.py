@@ -10,7 +10,7 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.frozen import FrozenDict
-from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, dtype_of, improvement, rank_of
+from pipeline.improvements.rewriting import CallBuilder, Node, Rewriting, aten, dtype_of, improvement, rank_of
 from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, shape_of
 
@@ -96,7 +96,7 @@ def _rows_per_profile(rewriting: Rewriting, x: Node) -> list[int]:
     return [bounds(count, {**program.shapes, **narrowed}).opt for narrowed in program.profiles or (FrozenDict(),)]
 
 
-def _replace_by_parts(create: NewCalls, product: Product, parts: int) -> None:
+def _replace_by_parts(create: CallBuilder, product: Product, parts: int) -> None:
     """Replace a matmul by the sum of its parts, if converters accept all new nodes. The parts are added in pairs, since
     a reduction of more than four elements would be a separate kernel."""
     inner, columns = product.sizes

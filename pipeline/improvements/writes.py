@@ -57,7 +57,7 @@ def _start_of_counting_rows(rewriting: Rewriting, node: Any) -> Steps[Start | No
 
 
 def _start_of_constant(rewriting: Rewriting, node: Node) -> Start | None:
-    value = rewriting.literal(node)
+    value = rewriting.known_value(node)
     if value is None or value.dtype not in INTS or not value.numel():
         return None
     start = int(value.flatten()[0])
@@ -229,7 +229,7 @@ def _selects_every_batch(rewriting: Rewriting, index: Node, batch_size: Expr) ->
     shape = shape_of(index.meta["val"])
     if shape not in ((batch_size,), (batch_size, 1)):
         return False
-    value = rewriting.literal(index)
+    value = rewriting.known_value(index)
     if value is not None:
         return torch.equal(value.flatten().to(torch.int64), torch.arange(value.numel()))
     while index.target in (aten.unsqueeze.default, aten.view.default) and isinstance(index.args[0], Node):

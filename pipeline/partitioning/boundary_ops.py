@@ -16,7 +16,7 @@ from pipeline.partitioning.levels import operators_per_engine
 from pipeline.partitioning.units import Units
 
 
-def operators_cheaper_in_torch(
+def bytes_saved_by_operator_in_torch(
     flow: Flow,
     units: Units,
     in_torch: Sequence[bool],

@@ -32,7 +32,7 @@ class Submodules:
 Patterns = Sequence[tuple[int, ...]]
 
 
-def operators_moved_with_pattern(submodule_of: Sequence[str | None], patterns: Patterns) -> dict[int, int]:
+def pattern_start_of_moved_operators(submodule_of: Sequence[str | None], patterns: Patterns) -> dict[int, int]:
     """Return the operators of patterns that begin in another submodule, each with the convolution or matmul at which
     its pattern begins. They move to that submodule, so that no cut between submodules splits a pattern."""
     return {i: pattern[0] for pattern in patterns for i in pattern if submodule_of[i] != submodule_of[pattern[0]]}
@@ -54,7 +54,7 @@ def torch_reasons(
     flow: Flow, submodule_of: Sequence[str | None], moved: Mapping[int, int], refused: Mapping[int, str]
 ) -> dict[int, str]:
     """Return a reason for each operator that runs in PyTorch because another operator of its submodule does. ``moved``:
-    the result of `operators_moved_with_pattern`."""
+    the result of `pattern_start_of_moved_operators`."""
     culprits = {key: flow.nodes[i].name for i in sorted(refused, reverse=True) if (key := submodule_of[i]) is not None}
 
     def why(i: int, key: str) -> str:

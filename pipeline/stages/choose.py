@@ -126,7 +126,7 @@ class Choose:
             log.info("the program was not compared with PyTorch: %s", error)
         pairs = merge_slowest(gather_from_ranks(compiled.program, pairs, MEASURE))
         try:
-            times = [Times.of(compiled, profile, own, pairs) for profile, own in keys.items()]
+            times = [Times.look_up(compiled, profile, own, pairs) for profile, own in keys.items()]
             fastest = self._fastest(compiled, times, form)
         except Exception as error:
             log.info("no other variant of the program was built: %s", error)
@@ -138,7 +138,7 @@ class Choose:
         split = [t for t in times if t.other_variant_is_faster]
         by_profiles = _has_engine_per_profile(compiled)
         if not by_profiles and split == times:
-            reason = join_rejections([t.reason("the program", t.whole) for t in times])
+            reason = join_rejections([t.why_torch("the program", t.whole) for t in times])
             log.warning("PyTorch is faster on this GPU and runs the whole program: %s", _words(t.whole for t in times))
             return captured_program_in_torch(compiled, reason)
         split = split if by_profiles else []
@@ -149,7 +149,7 @@ class Choose:
             said = _words(pair for rows in slower.values() for _, pair in rows)
             log.warning("PyTorch is faster on this GPU and runs the operators of %s: %s", which, said)
             reasons = {
-                n: join_rejections([t.reason("its engine", pair) for t, pair in rows]) for n, rows in slower.items()
+                n: join_rejections([t.why_torch("its engine", pair) for t, pair in rows]) for n, rows in slower.items()
             }
             mixed = replace_engines(compiled, reasons)
         forms = {t.profile or 0: mixed for t in times}
@@ -158,7 +158,7 @@ class Choose:
             if (other := build_variant(names)) is not None:
                 what = kinds_in_words(compiled.program, names)
                 log.warning("PyTorch is faster on this GPU and runs the %s: %s", what, _words([t.whole]))
-                reason = t.reason("the program", t.whole, f"with {what} in PyTorch")
+                reason = t.why_torch("the program", t.whole, f"with {what} in PyTorch")
                 forms[t.profile or 0] = replace_trial_reason(other, reason)
         if any(each is not mixed for each in forms.values()):
             mixed = combine_profiles(forms)
@@ -187,7 +187,7 @@ class Choose:
         """Return the times of a program's variants by key: stored times, and new measurements where none is stored."""
         known = dict(self.kept.load(compiled.settings.compute_capabilities))
         for profile, own in keys.items() if _has_its_gpu(compiled) else ():
-            times = Times.of(compiled, profile, own, known)
+            times = Times.look_up(compiled, profile, own, known)
             if not (times.complete or times.other_variant_is_faster):
                 found = self._measure(compiled, profile, own, build_variant(to_try_in_torch(compiled.program, profile)))
                 self.kept.save(found)
@@ -212,9 +212,9 @@ class Choose:
         total = None if whole is None else round(sum(cost.longest for cost in whole.values()), 4)
         rows = [(name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].longest) for name in keys.engines]
         pairs = {name: (round(engine, 4), round(parts, 4)) for name, engine, parts in rows}
-        before, after = _sum_of_each_side(_slower_than_torch(pairs, _minimum_gain(compiled, profile)))
+        before, after = _sums_of_engines_and_torch(_slower_than_torch(pairs, _minimum_gain(compiled, profile)))
         others = sum(cost.longest for name, cost in theirs.items() if name in ours)
-        mixed = round(_sum_of_each_side(pairs)[0] - before + after + others, 4)
+        mixed = round(_sums_of_engines_and_torch(pairs)[0] - before + after + others, 4)
         return {**{keys.engines[name]: pair for name, pair in pairs.items()}, keys.program: (mixed, total)}
 
 
@@ -242,7 +242,7 @@ class Times:
     least: float
 
     @classmethod
-    def of(cls, compiled: Compiled, profile: int | None, keys: Keys, known: Mapping[str, Milliseconds]) -> Times:
+    def look_up(cls, compiled: Compiled, profile: int | None, keys: Keys, known: Mapping[str, Milliseconds]) -> Times:
         """Create the record for a program from known measurements, which are looked up by ``keys``."""
         engines = {name: known[key] for name, key in keys.engines.items() if key in known}
         complete = keys.program in known and engines.keys() == keys.engines.keys()
@@ -255,13 +255,13 @@ class Times:
         return theirs is not None and _saves_enough(ours, theirs, self.least)
 
     @property
-    def slower(self) -> Mapping[str, tuple[float, float]]:
+    def slower_engines(self) -> Mapping[str, tuple[float, float]]:
         """Return the engines that are slower than their operators in PyTorch."""
         return _slower_than_torch(self.engines, self.least)
 
-    def reason(self, what: str, pair: Milliseconds, instead: str = "PyTorch") -> Rejection:
+    def why_torch(self, what: str, times: Milliseconds, instead: str = "PyTorch") -> Rejection:
         """Return why PyTorch runs ``what``, with the times of the rejected variant and of the chosen variant."""
-        ours, theirs = pair
+        ours, theirs = times
         where = "" if self.profile is None else f" in profile {self.profile}"
         why = f"PyTorch is faster on this GPU: {what} takes {ours:.3g} ms{where}, and {instead} {theirs:.3g} ms"
         return Rejection(why, "set faster_in_torch=False to keep it in TensorRT")
@@ -275,7 +275,7 @@ def _slower_in_all_profiles(compiled: Compiled, times: Sequence[Times], checked:
     serves all profiles counts only if it is slower in each of the profiles of ``times``."""
     slower = dict[str, Rows]()
     for t in checked:
-        for name, pair in t.slower.items():
+        for name, pair in t.slower_engines.items():
             slower.setdefault(name, []).append((t, pair))
     shared = {segment.name for segment in compiled.partitioned.engine_segments if segment.profile is None}
     return {name: rows for name, rows in slower.items() if name not in shared or len(rows) == len(times)}
@@ -297,10 +297,10 @@ def _has_engine_per_profile(compiled: Compiled) -> bool:
 def _slower_than_torch(times: Mapping[str, Milliseconds], minimum_gain: float) -> dict[str, tuple[float, float]]:
     """Return the engines whose operators are faster in PyTorch; empty if replacing them all saves too little."""
     found = {name: (a, b) for name, (a, b) in times.items() if b is not None and b < MARGIN * a}
-    return found if _saves_enough(*_sum_of_each_side(found), minimum_gain) else {}
+    return found if _saves_enough(*_sums_of_engines_and_torch(found), minimum_gain) else {}
 
 
-def _sum_of_each_side(times: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+def _sums_of_engines_and_torch(times: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
     return sum(a for a, _ in times.values()), sum(b for _, b in times.values())
 
 

@@ -87,8 +87,8 @@ class _Conversion:
         self.recipes: dict[str, Recipe] = {}
         self.computed: dict[str, str] = {}
         self.env: dict[str, Argument] = {}
-        self.bindings = binding_names(self.program.outputs, segment)
-        self.dimension_names = _dimension_names(segment.inputs, self.program.shapes.relations)
+        self.bindings = output_binding_names(self.program.outputs, segment)
+        self.dimension_names = _shared_dimension_names(segment.inputs, self.program.shapes.relations)
         for port in segment.inputs:
             self.add_input(port)
         self.evaluate_constants()
@@ -335,7 +335,7 @@ class _Conversion:
                     tensor.name = make_unique(tensor.name if named else after if j == 0 else f"{after}:{j}", taken)
 
 
-def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]:
+def output_binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]:
     """Return the names of an engine's outputs by port: the program's names for program outputs, else node names."""
     names = {o.value: o.name for o in reversed(outputs) if o.kind == "user" and not o.constant and o.name}
     taken = {port.name for port in (*segment.inputs, *segment.outputs)}
@@ -347,7 +347,7 @@ def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]
     return found
 
 
-def _dimension_names(inputs: Iterable[Port], relations: Iterable[Relation]) -> dict[str, str]:
+def _shared_dimension_names(inputs: Iterable[Port], relations: Iterable[Relation]) -> dict[str, str]:
     """Return names for dynamic sizes that several dims of the inputs share: each is named after its first dim
     (``ids.0``). Sizes that must be equal share one name."""
     same: dict[str, str] = {}

@@ -23,7 +23,7 @@ from pipeline.partitioning.assemble import Group, assemble, fallback_record
 from pipeline.partitioning.fixpoint import choose_segments
 from pipeline.partitioning.flow import Flow, Node, build_flow, copied_nodes
 from pipeline.partitioning.split_engine import split_by_submodule, split_evenly
-from pipeline.partitioning.submodules import Submodules, operators_moved_with_pattern, submodule_runs, torch_reasons
+from pipeline.partitioning.submodules import Submodules, pattern_start_of_moved_operators, submodule_runs, torch_reasons
 from pipeline.partitioning.units import Units, build_units, fused_patterns
 from pipeline.program import Partitioned, Validated, is_operator
 
@@ -105,11 +105,11 @@ class BehindUpdates:
 
 
 def _cut_engine_behind_updates(
-    flow: Flow, units: Units, operators: Sequence[int], keys: Sequence[str | None] = ()
+    flow: Flow, units: Units, operators: Sequence[int], submodule_of: Sequence[str | None] = ()
 ) -> list[tuple[int, ...]]:
     """Cut an engine's nodes into pieces: where the submodule changes, and after the operators that update a cache."""
     updates = frozenset(i for i in operators if flow.nodes[i].target is CACHE_UPDATE)
-    return split_by_submodule(flow, units, operators, keys or [None] * len(flow.nodes), updates)
+    return split_by_submodule(flow, units, operators, submodule_of or [None] * len(flow.nodes), updates)
 
 
 @frozen
@@ -134,7 +134,7 @@ class BySubmodule:
         def choose(program: Flow, refused: dict[int, str]) -> Units:
             fused = list(fused_patterns(program, lambda i: i not in refused))
             own = [submodules.path_of(node) for node in program.nodes]
-            along = operators_moved_with_pattern(own, fused)
+            along = pattern_start_of_moved_operators(own, fused)
             keys = [own[along.get(i, i)] for i in range(len(own))]
             refused |= torch_reasons(program, keys, along, refused)
             return build_units(program, submodule_runs(keys, fused), keys.__getitem__)

@@ -149,7 +149,7 @@ class _Quantizer:
         chosen = [n for n in self.graph.nodes if is_operator(n) and weight_of(n) is not None and self.can_quantize(n)]
         found = self.activation_ranges(chosen) if self.options.activations is not None else {}
         for node in chosen:
-            self.replace(node, found)
+            self.quantize_operator(node, found)
         names = {f"{node}.scale": scale for node, scale in self.scales.items()}
         constants = {_placeholder_name(name): parameter_recipe(name) for name in names}
         p = self.program
@@ -181,8 +181,8 @@ class _Quantizer:
     def record_decision(self, node: Node, decision: str) -> None:
         self.decisions.append(Decision(node.name, qualified_name(node.target), module_path(node), decision))
 
-    def activation_ranges(self, quantized: Sequence[Node]) -> Mapping[str, float]:
-        wanted = {source.name for node in quantized for source in node.all_input_nodes[:1]}
+    def activation_ranges(self, operators_to_quantize: Sequence[Node]) -> Mapping[str, float]:
+        wanted = {source.name for node in operators_to_quantize for source in node.all_input_nodes[:1]}
         try:
             return measure_ranges(
                 self.program, wanted, RangeMethod(self.options.percentile), self.calibration_batches()
@@ -202,7 +202,7 @@ class _Quantizer:
                 raise CalibrationError(f"input {index} of calibration has {len(leaves)} values, {due}")
             yield leaves
 
-    def replace(self, node: Node, ranges: Mapping[str, float]) -> None:
+    def quantize_operator(self, node: Node, ranges: Mapping[str, float]) -> None:
         weight, source, options = weight_of(node), node.args[0], self.options
         assert weight is not None and isinstance(source, Node)
         block = scale_block_shape(options.weights, node)

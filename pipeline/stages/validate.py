@@ -135,14 +135,14 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
     for symbol in sorted(introduced_symbols(node)) if not (allocated or makes_sizes) else ():
         yield Rejection(f"the result has a size, {symbol}, that is known only after the operator runs")
     yield from islice(_untuned_size_rejections(node, program), 1)
-    for what, value in _result_and_inputs(node):
+    for role, value in _result_and_inputs(node):
         if isinstance(value, torch.SymBool | torch.SymFloat):
             is_float = isinstance(value, torch.SymFloat)
             if not is_float or node.target not in TAKES_FLOATS or free_unbacked_symbols(value):
-                yield Rejection(f"{what} is a symbolic {'float' if is_float else 'bool'}, which Python computes")
+                yield Rejection(f"{role} is a symbolic {'float' if is_float else 'bool'}, which Python computes")
         elif isinstance(value, torch.Tensor):
-            yield from _tensor_rejections(what, value, program.settings)
-            yield from islice(_unbounded_size_rejections(what, value, program), 1)
+            yield from _tensor_rejections(role, value, program.settings)
+            yield from islice(_unbounded_size_rejections(role, value, program), 1)
     for source in node.all_input_nodes:
         verdict, value = earlier.get(source.name), source.meta.get("val")
         if verdict is None or verdict.supported or not isinstance(value, torch.SymInt):
@@ -154,27 +154,27 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
 def _complex_rejections(node: torch.fx.Node) -> Iterator[Rejection]:
     if node.target is operator.getitem:  # its operator has the reason
         return
-    for what, value in _result_and_inputs(node):
+    for role, value in _result_and_inputs(node):
         if isinstance(value, torch.Tensor) and value.is_complex():
-            name = str(value.dtype).removeprefix("torch.")
+            dtype = str(value.dtype).removeprefix("torch.")
             if joins_or_splits_complex(node.target):
                 why = "engines store pairs of reals, which PyTorch converts from and to complex tensors"
-                yield Rejection(f"{what} is {name}: {why}")
+                yield Rejection(f"{role} is {dtype}: {why}")
             else:
                 why = f"{qualified_name(node.target)} has no implementation on pairs of reals"
                 hint = "compute with pairs of reals (torch.view_as_real), or let PyTorch run it"
-                yield Rejection(f"{what} is {name}, and {why}", hint)
+                yield Rejection(f"{role} is {dtype}, and {why}", hint)
 
 
 def _tensor_rejections(role: str, value: torch.Tensor, settings: CompilationSettings) -> Iterator[Rejection]:
-    name = str(value.dtype).removeprefix("torch.")
+    dtype = str(value.dtype).removeprefix("torch.")
     if value.dtype == torch.float64 and not settings.truncate_double:
         hint = "pass truncate_double=True to compute it in float32"
         yield Rejection(f"{role} is float64, which TensorRT does not support", hint)
     elif value.dtype == torch.int8 and not CAPABILITIES.int8_activations:
         yield Rejection(f"{role} is int8, which {CAPABILITIES.flavour} allows for quantized weights only", "use int32")
     elif value.dtype not in DTYPES and value.dtype != torch.float64 and not value.is_complex():
-        yield Rejection(f"{role} is {name}, which TensorRT does not support")
+        yield Rejection(f"{role} is {dtype}, which TensorRT does not support")
     if value.dim() > MAX_RANK:
         yield Rejection(f"{role} has rank {value.dim()}, but TensorRT supports at most {MAX_RANK}")
     if value.layout != torch.strided:
