@@ -154,7 +154,7 @@ def as_stage(value: object) -> AnyStage:
 
 
 def pass_earlier_stages(step: AnyStage, earlier: tuple[AnyStage, ...]) -> AnyStage:
-    """Pass the preceding stages to a stage that compiles again, such as `verify`, if it has a method `following`."""
+    """Return a stage that compiles again, such as `verify`, with the stages before it; other stages unchanged."""
     inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
     method = getattr(inner, "following", None)
     if isinstance(inner, FunctionStage):
@@ -232,8 +232,8 @@ class Pipeline(Generic[Takes, Gives]):
         model: an nn.Module, ExportedProgram or TorchScript with its `args`, `kwargs` and `dynamic_shapes` (see
             `pipeline.capture`); or, as the only argument, the record. A program gets this pipeline's settings.
         profiles: several `dynamic_shapes`: each call has to fit one of them, and engines are tuned for each.
-        output_names: the names of the model's outputs in engines, reports and files; None: the result's keys. Returns
-        the last stage's result. Exceptions of a stage propagate unchanged, with a note that names the stage.
+        output_names: the names of the model's outputs in engines, reports and files; None: the result's keys.
+        Returns the last stage's result. Exceptions of a stage propagate unchanged, with a note that names the stage.
         """
         refuse_unknown_arguments(unknown)
         ledger = select_ledger(self.observers, self.settings.progress, self.names)
@@ -279,7 +279,7 @@ class Pipeline(Generic[Takes, Gives]):
         return self.stages[-1].gives if self.stages else object
 
     def __or__(self, other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
-        """Return this pipeline followed by another, with the first settings that are set and the observers of both."""
+        """Return this pipeline followed by another, with its settings or else the other's, and all observers."""
         after = _as_pipeline(other)
         settings = self._settings if self._settings is not None else after._settings
         return Pipeline(self.stages + after.stages, settings, self.observers + after.observers)

@@ -142,7 +142,7 @@ class _Normalizer:
         return [int(self.evaluate(v)) if name in NUMERIC_ARGUMENTS and self.constant.get(v) else v for name, v in rows]
 
     def pair_form(self, node: Node, name: str, arguments: Mapping[str, Argument]) -> BoundForm | None:
-        """Return the form for a dequantizing node and the quantizing node that it reads, if scales match; or None."""
+        """Return the form for a dequantizing node and the quantizing node that it reads, if their scales are equal."""
         first = next(iter(arguments.values()))
         if name not in QUANTIZER_OF or not isinstance(first, Node) or schema_name(first.target) != QUANTIZER_OF[name]:
             return None
@@ -156,7 +156,7 @@ class _Normalizer:
         return self.bind_form(FORMS[name], {**arguments, next(iter(arguments)): numbers}, (PAIR,), len(other))
 
     def is_same_argument(self, a: Argument, b: Argument) -> bool:
-        """Return whether two arguments are one node or equal numbers: an export has a separate tensor per use."""
+        """Return whether two arguments are one node or equal numbers: exports have a separate constant for each use."""
         if isinstance(a, Node) and isinstance(b, Node) and a is not b:
             small = all(self.constant.get(each) and each.meta["val"].numel() == 1 for each in (a, b))
             return small and torch.equal(self.evaluate(a), self.evaluate(b))

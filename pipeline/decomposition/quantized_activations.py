@@ -57,7 +57,7 @@ class GraphEdit:
         return node
 
     def insert_dequantized_weight(self, before: Node, *arguments: Argument) -> Node:
-        """Insert a dequantization of a weight (with these arguments) before a user of the old one."""
+        """Insert a dequantization with these arguments, which is a new weight, before a node."""
         return self.insert(before, DEQUANTIZE, arguments)
 
     def insert_cast(self, before: Node, x: Node, dtype: torch.dtype) -> Node:
@@ -78,7 +78,7 @@ class GraphEdit:
     def propagate_replacement(
         self, node: Node, replacement: Node, is_end: Callable[[Node], bool]
     ) -> Iterator[tuple[Node, Node, Node]]:
-        """Repeat the operators that only move a node's elements on its replacement. Yield each reader at the end of
+        """Apply the operators that only move a node's elements to its replacement, too. Yield each reader at the end of
         such a chain, with the value that it reads, and the replacement of that value."""
         waiting = [(node, replacement)]
         while waiting:

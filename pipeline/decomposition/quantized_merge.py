@@ -122,7 +122,7 @@ class _MatmulMerger:
 
     @property
     def has_single_row(self) -> bool:
-        """Return whether a single row is multiplied, whose kernel does not support the quantized type."""
+        """Return whether a single row is multiplied, and TensorRT's kernel for single rows lacks the quantized type."""
         *leading, _ = self.first.args[0].meta["val"].shape
         type = self.first.args[1].args[2]
         return bool(leading) and type in TWO_ROW_TYPES and statically_known_true(math.prod(leading) == 1)

@@ -57,7 +57,7 @@ class Rewriter:
         return self._transform_nodes(transform)
 
     def is_kept_undecomposed(self, node: Node) -> bool:
-        """Return whether a node is not decomposed: settings run it in PyTorch, or a user's converter may accept it."""
+        """Return whether a node is not decomposed: settings keep it in PyTorch, or a user's converter may accept it."""
         users = self.is_claimed_by_user(Call.of_node(node)) or self.choices.registered_for(node.target) is not None
         return users or is_kept_in_torch(node.target, node.meta, self.settings)
 
@@ -82,11 +82,11 @@ class Rewriter:
         return self.graph
 
     def is_claimed_by_user(self, call: Call) -> bool:
-        """Return whether the user has a HIGH converter that may accept a call, or a decomposition of its operator."""
+        """Return whether a user's converter of HIGH priority may accept a call, or the user decomposes its operator."""
         return call.target in self.claims.decomposed or self.may_have_users_converter(call)
 
     def may_have_users_converter(self, call: Call) -> bool:
-        """Return whether the user has a HIGH converter that may accept a call."""
+        """Return whether a user's converter of HIGH priority may accept a call."""
         return self.claims.may_convert(call.target, call.args, call.kwargs, call.value)
 
     def emit(self, call: Call, refused: bool = False) -> Argument:
@@ -194,7 +194,7 @@ class Rewriter:
 
 
 def _as_convolution_arguments(node: Node) -> tuple[object, ...] | None:
-    """Return the arguments of ``aten.convolution`` for a ``conv2d`` (or similar) node; None if it needs a trace."""
+    """Return the arguments of ``aten.convolution`` for a ``conv2d`` (or similar) node; None if it must be traced."""
     if op_kind(node.target) is not Kind.CONVOLVES:
         return None
     x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)

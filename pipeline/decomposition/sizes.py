@@ -79,7 +79,7 @@ def _size_sources(inputs: Iterable[torch.fx.Node]) -> Mapping[str, InputSize]:
 def _live_and_size_nodes(
     graph: torch.fx.Graph, sources: Mapping[str, InputSize]
 ) -> tuple[set[torch.fx.Node], list[torch.fx.Node]]:
-    """Return the nodes that outputs depend on, and the size nodes that input sizes determine, which end the search."""
+    """Return the nodes that outputs depend on, and where that search ends: size nodes that input sizes determine."""
     live: set[torch.fx.Node] = set()
     sizes: set[torch.fx.Node] = set()
     waiting = [graph.output_node()]

@@ -44,7 +44,7 @@ class Call:
 
 @frozen(eq=False)
 class Template:
-    """The traced graph of a decomposition for calls of one signature, ``key``, with a placeholder per node."""
+    """The traced graph of a decomposition for calls of one signature, ``key``: a placeholder for each argument node."""
 
     key: str
     graph: torch.fx.Graph
@@ -114,7 +114,7 @@ def _copy_lists(value: object) -> object:
 
 
 def _introduces_symbols(node: torch.fx.Node) -> bool:
-    """Return whether a node introduces a data-dependent size, for which the program has a different symbol."""
+    """Return whether a node introduces a data-dependent size, for which the program has another symbol already."""
 
     def symbols(nodes: Iterable[torch.fx.Node]) -> set[Argument]:
         return {s for n in nodes for v in tree_leaves(n.meta.get("val")) for s in free_unbacked_symbols(v)}

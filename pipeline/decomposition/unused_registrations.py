@@ -73,7 +73,7 @@ class _UnusedSearch:
     templates: Templates
 
     def unused_converters(self, declarations: list[Declaration]) -> Iterator[Unreached]:
-        """Yield the unused converters among these whose operator the model calls, each with the reason."""
+        """Yield a record, with the reason, for each of these unused converters whose operator the model calls."""
         for declaration in declarations:
             found = self.find_call(declaration.key)
             if found is not None:
@@ -81,7 +81,7 @@ class _UnusedSearch:
                 yield Unreached(name, *self.reason_and_hint_for_converter(declaration, found))
 
     def unused_decompositions(self, operators: frozenset[Any]) -> Iterator[Unreached]:
-        """Yield an entry for each unused decomposition of these operators, if the model calls the operator."""
+        """Yield a record, with the reason, for the decomposition of each of these operators that the model calls."""
         for op in sorted(operators, key=str):
             found = self.find_call(op)
             if found is not None:
@@ -126,7 +126,7 @@ class _UnusedSearch:
         return f"{verdict.choice.support.name} has precedence, and accepts {call.name}", hint
 
     def unused_entries(self, unmatched: list[object]) -> Iterator[Unreached]:
-        """Yield an entry for each of these unused entries of ``torch_executed_ops``, with the reason and a hint."""
+        """Yield a record, with the reason, for each of these entries of ``torch_executed_ops`` that match no call."""
         for entry in unmatched:
             found = self.find_call(entry) if isinstance(entry, OpOverload) else None
             name = f"{entry_name(entry)} in torch_executed_ops"

@@ -40,10 +40,10 @@ def exact_convolutions(rewriting: Rewriting) -> None:
     """Replace float16 convolutions by a matmul of weights with windows of the image, or with pixels for 1 x 1 kernels.
 
     TensorRT-RTX accumulates float16 convolutions in float16 (quirk ``convolution-sums``). By default the pass replaces
-    convolutions whose sums have many terms, with many output channels and few pixels; the matmuls took 0.7 to 1.5 times
-    as long on an H200, each alone (docs/notes/2026-11-29-real-sizes.md). Other convolutions with many terms and few
-    pixels run in float32. ``use_fp32_acc=True`` replaces all convolutions, by float32 convolutions if the windows would
-    need too much memory; ``use_fp32_acc=False`` replaces none.
+    convolutions whose sums have many terms, with many output channels and few pixels; the matmuls, measured alone,
+    took 0.7 to 1.5 times as long on an H200 (docs/notes/2026-11-29-real-sizes.md). Other convolutions with many terms
+    and few pixels run in float32. ``use_fp32_acc=True`` replaces all convolutions, by float32 convolutions if the
+    windows would need too much memory; ``use_fp32_acc=False`` replaces none.
     """
     settings = rewriting.program.settings
     if settings.use_fp32_acc is False or not is_avoided("convolution-sums"):
@@ -199,7 +199,7 @@ def _append_bias_column(create: CallBuilder, matrix: Node, bias: Argument) -> No
 def _replace_by_float32_convolution(create: CallBuilder) -> None:
     """Replace a float16 convolution by a float32 convolution between casts.
 
-    Then a flat maximum of the result with itself keeps later layers out of its kernel (quirk ``rounded-convolutions``).
+    The maximum of the flat result with itself keeps later layers out of the kernel (quirk ``rounded-convolutions``).
     """
     x, weight, bias, *options = create.node.args
     wide = [each if each is None else create.cast(each, torch.float32) for each in (x, weight, bias)]  # type: ignore[arg-type]

@@ -132,7 +132,7 @@ def _match_scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Sco
 
 
 def _match_scaled_scores(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    """Match attention scores that are multiplied or divided by a number; None if a mask is applied before it."""
+    """Match attention scores that are multiplied or divided by a number; None if a mask was applied before."""
     for inner, other in [node.args[:2]] if node.target is aten.div.Tensor else both_orders(node):
         factor = rewriting.known_number(other)
         found: Scores | None = (yield _match_scores, rewriting, inner, node) if factor else None

@@ -62,7 +62,7 @@ def _slices_along_one_dim(source: Node) -> Iterator[_Slice]:
 
 
 class _ChainPair:
-    """Two equal chains of operators on two slices: pairs of corresponding nodes, and each node's dim of rows."""
+    """Two equal chains of operators on two slices: pairs of corresponding nodes, and the sliced dim in each node."""
 
     def __init__(self, one: _Slice, other: _Slice) -> None:
         self.pairs: dict[Node, Node] = {one.node: other.node}

@@ -96,7 +96,7 @@ class Rewriting:
         return node
 
     def before(self, node: Node) -> CallBuilder:
-        """Return a list that creates calls before a node, with the node's origin as metadata, and collects them."""
+        """Return a builder of calls before a node; they get the node's module and source line as metadata."""
         return CallBuilder(self, node)
 
     def offer(
@@ -185,7 +185,7 @@ class Rewriting:
 
 
 class CallBuilder(list[Node]):
-    """New calls that a pass creates before a node, with the node's origin as metadata, to replace the node."""
+    """Creates calls before a node, with its module and source line as metadata, and collects them to replace it."""
 
     def __init__(self, rewriting: Rewriting, node: Node) -> None:
         super().__init__()

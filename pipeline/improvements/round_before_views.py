@@ -24,8 +24,8 @@ VIEWS = (Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES)
 def round_before_views(rewriting: Rewriting) -> None:
     """Move a cast from float32 to bfloat16 before the views that precede it. The results are equal.
 
-    RTX 1.4 rounds in the kernel of the matmul or convolution, and moves elements afterwards. The barrier that avoids a
-    bug of such kernels must directly follow the cast (`impl.base.cast`).
+    RTX 1.4 rounds in the kernel of the matmul or convolution, and moves elements afterwards. The layers that avoid a
+    bug of such kernels (a barrier) must directly follow the cast (`impl.base.cast`).
     """
     if not is_avoided("halves-behind-matmuls"):
         return

@@ -39,7 +39,7 @@ def update_by_masks(rewriting: Rewriting) -> None:
 
 @frozen
 class _MaskedUpdate:
-    """A write by a mask, with queries about the values from which the written elements are computed."""
+    """A write by a mask, with methods that examine and rewrite the computation of the written values."""
 
     rewriting: Rewriting
     node: Node

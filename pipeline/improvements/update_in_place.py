@@ -184,7 +184,7 @@ def _add_cache_placeholder(rewriting: Rewriting, buffer: BufferWrite, shape: tup
 
 
 def _replace_written(rewriting: Rewriting, buffer: BufferWrite, update: Node, new_value: Node, out_index: int) -> None:
-    """Replace the written value by the update in all readers, and return the update from the program."""
+    """Replace the written value by ``new_value`` in all readers; the update becomes the output ``out_index``."""
     output = rewriting.graph.output_node()
     returned = list(results_of(rewriting.graph))
     returned[out_index] = update

@@ -74,7 +74,7 @@ MAX_MOVED_TOGETHER = 32
 
 
 def _movable_operators(flow: Flow, units: Units, sides: OperatorSides, start: int) -> Iterator[int]:
-    """Yield ``start``, and then operators that may move if those before have: towards the inputs, or outputs."""
+    """Yield ``start``, then operators towards the inputs or outputs that may move once the earlier ones have."""
     back = sides.feeds_only_torch(start)
     waiting, seen = [start], set[int]()
     while waiting and len(seen) < MAX_MOVED_TOGETHER:

@@ -39,7 +39,7 @@ def split_by_submodule(
 
     ``submodule_of`` has each operator's submodule; an operator with None belongs to the submodule before it, or else to
     the first. ``cache_updates`` are the operators that update a cache: if a matmul reads the cache in the same engine,
-    TensorRT first copies the cache (docs/tensorrt.md, "Numbers"). So later operators of the submodule get an engine.
+    TensorRT first copies the cache (docs/tensorrt.md, "Numbers"). So the submodule's later operators get another.
     Cheap operators after the cut that rescale or cast a tensor from before the cut, such as a query, move before it: a
     kernel that exists anyway computes them there. Patterns that TensorRT fuses are not split.
     """

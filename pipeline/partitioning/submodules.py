@@ -15,7 +15,7 @@ from pipeline.partitioning.flow import Flow, Node
 @frozen
 class Submodules:
     """Selects the submodules that are not split: those whose path has ``depth`` names (``encoder.layer.0`` has 3) or
-    ends before, or the outermost submodules whose path matches ``pattern`` (``encoder.layer.?``)."""
+    fewer, if no deeper one has the operator; or the outermost with paths matching ``pattern`` (``encoder.layer.?``)."""
 
     depth: int = 1
     pattern: str | None = None

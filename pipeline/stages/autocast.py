@@ -193,7 +193,7 @@ class _Caster:
         return self.casts[node, dtype]
 
     def cast_to(self, node: Node, copy: Node, dtype: torch.dtype) -> Node:
-        """Cast a node to a dtype. A moved weight is cast before the move; casting back returns the original node."""
+        """Cast a node to a dtype. The weight of a view is cast before the view; casting back returns the original."""
         if node in self.weights and node.op == "call_function":
             wishes: dict[Node, torch.dtype | None] = {n: dtype for n in node.all_input_nodes if _dtype(n) in FLOATS}
             args, kwargs = self.cast_arguments(node, wishes)

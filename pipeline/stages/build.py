@@ -59,7 +59,7 @@ class Build:
         """Build an engine for each network. The networks are not changed, and the result does not reference them.
 
         Raises:
-            BuildError: TensorRT could not build an engine, or the worker that built it died; the message names it.
+            BuildError: TensorRT could not build an engine, or the engine's worker died; the message names the engine.
         """
         partitioned = converted.partitioned
         rows = zip(partitioned.engine_segments, converted.networks, strict=True)

@@ -299,8 +299,8 @@ class _Conversion:
 
     def mark_output_of_port(self, port: Port, read_names: frozenset[str]) -> None:
         """Mark a network output. An additional layer copies a tensor that is already an input, a constant or an output,
-        and also a tensor that layers read (``read_names``): TensorRT-RTX 1.4 to 1.6 write no output if one kernel
-        computes it, a single output that reads it, and two outputs that read the second (docs/tensorrt.md)."""
+        and also a tensor that layers read (``read_names``): TensorRT-RTX 1.4 to 1.6 do not write an output A if one
+        kernel computes A, an output B that reads A, and two outputs that read B (docs/tensorrt.md)."""
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)
         if port.dtype == torch.uint8:

@@ -65,7 +65,7 @@ class Verify:
     name: str = field(default="verify", kw_only=True)
 
     def following(self, earlier_stages: tuple[AnyStage, ...]) -> Verify:
-        """Return this stage with the earlier stages, with which it compiles again to heal a program."""
+        """Return this stage with the earlier stages, with which it compiles a program again to heal it."""
         return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:
