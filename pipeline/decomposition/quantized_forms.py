@@ -1,4 +1,4 @@
-"""List the quantization operators of exported models: NVIDIA ModelOpt's, torchao's (PT2E, ``quantize_``) and torch's.
+"""Rewrite the quantization operators of NVIDIA ModelOpt, torchao (PT2E, ``quantize_``) and torch as plain operators.
 
 Operators are recognised by the names of their schemas, so none of these libraries is needed.
 

@@ -1,6 +1,6 @@
-"""Define forms with several results: operators that compute scales and zero points, and fake quantizers with a mask.
+"""Rewrite quantization operators with several results: those that compute scales, and fake quantizers with a mask.
 
-The former are PT2E's. Torch decomposes fake quantizers to operators that also return a mask for gradients.
+The former are PT2E's. Torch decomposes its fake quantizers to ones that also return a mask for gradients.
 
 Scales are float32; the library has float64, which TensorRT lacks. Zero points are integers, stored as float32.
 """

@@ -1,4 +1,4 @@
-"""simplify_masks: remove or replace attention masks that, as is known while compiling, hide nothing or only later keys.
+"""simplify_masks: remove attention masks that hide nothing, and use ``is_causal`` instead of masks of later positions.
 
 A mask whose rows provably all have an unmasked key is marked as open (``pipeline.open_mask``). Models compute masks
 from ranges of positions, ``arange(n)[:, None] >= arange(n)``, whose sizes may be dynamic.

@@ -1,6 +1,6 @@
-"""Recognise writes of consecutive rows (by ``index_copy``, ``index_put`` or ``slice_scatter``), and find the first row.
+"""Recognise writes of consecutive rows (``index_copy``, ``index_put``, ``slice_scatter``), and find the first index.
 
-The first row is known if the graph shows that an index counts up from it."""
+That index is known if the graph shows that the written indices count up from it."""
 
 from __future__ import annotations
 

@@ -70,6 +70,7 @@ class Load:
             try:
                 trial, final = Recompiler.from_stages(stages, as_stage(self.build)), Recompiler.from_stages(stages)
             except PipelineError as error:
-                raise ExecutionError("; ".join(found.refused.values()), error.message) from error
+                reasons = "; ".join(found.refused.values())
+                raise ExecutionError(f"engines of the program do not load: {reasons}", error.message) from error
             compiled, found = make_loadable(compiled, found, self.loader, trial, final)
         return evolve(compiled, kernels=found.kernels) if found is not None else compiled

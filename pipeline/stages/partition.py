@@ -131,15 +131,15 @@ class BySubmodule:
     def __call__(self, validated: Validated) -> Partitioned:
         submodules = Submodules(self.depth, self.pattern)
 
-        def choose(program: Flow, refused: dict[int, str]) -> Units:
-            fused = list(fused_patterns(program, lambda i: i not in refused))
-            own = [submodules.path_of(node) for node in program.nodes]
+        def choose_units(flow: Flow, refused: dict[int, str]) -> Units:
+            fused = list(fused_patterns(flow, lambda i: i not in refused))
+            own = [submodules.path_of(node) for node in flow.nodes]
             along = pattern_start_of_moved_operators(own, fused)
             keys = [own[along.get(i, i)] for i in range(len(own))]
-            refused |= torch_reasons(program, keys, along, refused)
-            return build_units(program, submodule_runs(keys, fused), keys.__getitem__)
+            refused |= torch_reasons(flow, keys, along, refused)
+            return build_units(flow, submodule_runs(keys, fused), keys.__getitem__)
 
-        return _partition(validated, choose)
+        return _partition(validated, choose_units)
 
 
 partition = Partition()
