@@ -89,13 +89,13 @@ class Calls:
             raise CaptureError(why, "call the module in the with block; only calls of forward are recorded")
         first = self.seen[0]
         for other in self.seen[1:]:
-            self._check_alike(first, other)
+            self._check_calls_alike(first, other)
         args, kwargs = self.example
         given = bind_args(self.module, args, kwargs)
-        entries = (self._dynamic_entry(_path_text(path)) for path, _ in tree_flatten_with_path(given)[0])
+        entries = (self._dynamic_shapes_entry(_path_text(path)) for path, _ in tree_flatten_with_path(given)[0])
         return {"args": args, "kwargs": kwargs, "dynamic_shapes": _nest_entries(given, entries)}
 
-    def _check_alike(self, first: Call, second: Call) -> None:
+    def _check_calls_alike(self, first: Call, second: Call) -> None:
         if missing := sorted(first.values.keys() ^ second.values.keys()):
             raise CaptureError(f"only some calls of {self._module_name} pass {', '.join(missing)}", KIND_HINT)
         if first.spec != second.spec:
@@ -109,11 +109,12 @@ class Calls:
                 hint = f"pass a number that changes as a tensor, or {KIND_HINT}"
                 raise CaptureError(why, hint)
 
-    def _dynamic_entry(self, path: str) -> Argument:
+    def _dynamic_shapes_entry(self, path: str) -> Argument:
         values = [call.values[path] for call in self.seen]
         if not isinstance(values[0], TensorKind):
-            return _dim_of_sizes(values) if type(values[0]) is int else None
-        dims = {dim: _dim_of_sizes(sizes) for dim, sizes in enumerate(zip(*(v.shape for v in values), strict=True))}
+            return _dim_covering_sizes(values) if type(values[0]) is int else None
+        rows = enumerate(zip(*(v.shape for v in values), strict=True))
+        dims = {dim: _dim_covering_sizes(sizes) for dim, sizes in rows}
         return {dim: entry for dim, entry in dims.items() if entry is not None} or None
 
 
@@ -141,7 +142,7 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
         except ValueError as error:  # the larger program goes on
             calls.refused = unnamed_fields_error(error)
         if calls.example is None:
-            calls.example = tree_map_only(torch.Tensor, _plain_copy, (args, kwargs))
+            calls.example = tree_map_only(torch.Tensor, _copy_outside_inference_mode, (args, kwargs))
 
     handle = module.register_forward_pre_hook(record_call, prepend=True, with_kwargs=True)
     try:
@@ -150,10 +151,10 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
         handle.remove()
 
 
-def _plain_copy(x: torch.Tensor) -> torch.Tensor:
+def _copy_outside_inference_mode(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of a tensor that is not an inference tensor, even if inference mode is active."""
     with torch.inference_mode(False):
-        return x.detach().clone()
+        return tensor.detach().clone()
 
 
 def _path_text(path: tuple[Leaf, ...]) -> str:
@@ -181,7 +182,7 @@ def _are_compatible(first: Leaf, second: Leaf) -> bool:
     return False
 
 
-def _dim_of_sizes(sizes: Sequence[int]) -> Argument:
+def _dim_covering_sizes(sizes: Sequence[int]) -> Argument:
     """Return a ``Dim`` from the smallest to the largest of these sizes; None if all sizes are equal."""
     low, high = min(sizes), max(sizes)
     return None if low == high else Dim.DYNAMIC(min=low, max=high)

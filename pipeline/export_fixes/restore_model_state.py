@@ -50,7 +50,7 @@ def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
     buffers = [(b, b.detach().clone(), tensor_version(b)) for b in model.buffers() if b.numel() == 1]
 
     def restore() -> None:
-        for space in (*spaces, *(each for each in objects if each.has_fakes())):
+        for space in (*spaces, *(each for each in objects if each.has_new_fakes())):
             space.restore()
         for cache, misses in caches:
             if cache.cache_info().misses != misses:  # what it has made since may be fake, and cannot be looked at
@@ -117,12 +117,12 @@ def _lru_caches(values: Iterable[object]) -> Iterator[Cache]:
     yield from {id(x): x for space in spaces for x in [*space.values()] if isinstance(x, Cache)}.values()
 
 
-def _has_fakes(value: object, deep: bool = True) -> bool:
+def _contains_fakes(value: object, deep: bool = True) -> bool:
     """Return whether a value is or contains a fake tensor; ``deep``: also search the attributes of plain objects."""
     leaves = tree_leaves([*value] if isinstance(value, set) else value)
     if any(isinstance(leaf, FakeTensor | FunctionalTensor) for leaf in leaves):
         return True
-    return deep and any(_has_fakes([*vars(leaf).values()], False) for leaf in leaves if _is_plain_object(leaf))
+    return deep and any(_contains_fakes([*vars(leaf).values()], False) for leaf in leaves if _is_plain_object(leaf))
 
 
 @frozen
@@ -134,23 +134,23 @@ class Snapshot:
     contents: Mapping[int, tuple[Argument, Argument]]
 
     @classmethod
-    def of(cls, space: dict[str, Argument]) -> Snapshot:
-        held = (each for value in space.values() for each in _containers(value))
-        return cls(space, dict(space), {id(each): (each, each.copy()) for each in held})
+    def of(cls, attributes: dict[str, Argument]) -> Snapshot:
+        held = (each for value in attributes.values() for each in _containers(value))
+        return cls(attributes, dict(attributes), {id(each): (each, each.copy()) for each in held})
 
-    def has_fakes(self) -> bool:
+    def has_new_fakes(self) -> bool:
         """Return whether an attribute contains a fake tensor that it did not contain before."""
         new = (value for name, value in self.current.items() if self.before.get(name) is not value)
-        return any(map(_has_fakes, (*new, *(container for container, _ in self.contents.values()))))
+        return any(map(_contains_fakes, (*new, *(container for container, _ in self.contents.values()))))
 
     def changed_items(self) -> Iterator[tuple[str, object]]:
         """Yield (name, value) of each attribute that changed since the snapshot, or whose containers did."""
         for name in {**self.before, **self.current}:
             value, before = self.current.get(name), self.before.get(name)
-            if not _is_equal(value, before) or any(self._is_changed(each) for each in _containers(value)):
+            if not _is_unchanged(value, before) or any(self._is_changed(each) for each in _containers(value)):
                 yield name, value
 
-    def new_values(self, name: str) -> Sequence[object] | None:
+    def added_values(self, name: str) -> Sequence[object] | None:
         """Return the values added to an attribute that was None, or to a dict that kept its entries; else None."""
         value, before = self.current.get(name), self.before.get(name)
         if before is None:
@@ -186,12 +186,12 @@ def _containers(value: Argument) -> Iterator[Argument]:
             left.extend(each.values() if isinstance(each, dict) else each)
 
 
-def _is_equal(first: Argument, second: Argument) -> bool:
+def _is_unchanged(first: Argument, second: Argument) -> bool:
     """Return whether two values are one object, equal numbers or strings, or tuples of such values."""
     if first is second or type(first) is not type(second):
         return first is second
     if isinstance(first, tuple):
-        return len(first) == len(second) and all(map(_is_equal, first, second))
+        return len(first) == len(second) and all(map(_is_unchanged, first, second))
     return isinstance(first, PLAIN) and first == second
 
 

@@ -227,7 +227,7 @@ class _Reader:
         """Convert a node to a record, or store a tensor constant (not a number) in ``constants`` and return None."""
         _record_submodule(node, scope.receivers)
         kind = node.kind()
-        attributes = _attributes(node, kind)
+        attributes = _node_attributes(node, kind)
         if isinstance(value := attributes.get("value"), torch.Tensor) and not is_number(value):
             self.constants[outputs[0]] = value.detach()
             return None
@@ -235,7 +235,7 @@ class _Reader:
         blocks = tuple(self.read_blocks(node, scope))
         kind = "prim::CallMethod" if kind == CALL else kind
         return Node(
-            kind, _overload(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.location
+            kind, _overload_name(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.location
         )
 
     def read_blocks(self, node: TorchIR, scope: _Scope) -> Iterator[Block]:
@@ -256,7 +256,7 @@ class _Reader:
         return self.read_block(copy, _Scope(f"{scope.prefix}{node.output().debugName()}/", scope.location, own))
 
 
-def _attributes(node: TorchIR, kind: str) -> dict[str, TorchIR]:
+def _node_attributes(node: TorchIR, kind: str) -> dict[str, TorchIR]:
     """Return a TorchScript node's attributes by name, except graphs."""
     if kind == "prim::Constant":
         return {"value": node.output().toIValue()}
@@ -266,9 +266,9 @@ def _attributes(node: TorchIR, kind: str) -> dict[str, TorchIR]:
     return {n: tuple(t.annotation_str for t in v) if node.kindOf(n) == "tys" else v for n, v in found.items()}
 
 
-def _type_text(kind: TorchIR) -> str:
+def _type_text(script_type: TorchIR) -> str:
     """Return a type's TorchScript syntax; for a named tuple, including the names of its fields."""
-    return str(kind.str()) if kind.kind() == "TupleType" else str(kind.annotation_str)
+    return str(script_type.str()) if script_type.kind() == "TupleType" else str(script_type.annotation_str)
 
 
 def is_number(tensor: torch.Tensor) -> bool:
@@ -277,7 +277,7 @@ def is_number(tensor: torch.Tensor) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _overload(schema: str) -> str:
+def _overload_name(schema: str) -> str:
     if "(" not in schema or schema.startswith("("):
         return ""
     return str(torch._C.parse_schema(schema).overload_name) or "default"
