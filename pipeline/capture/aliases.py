@@ -99,7 +99,7 @@ def _is_composite(target: torch._ops.OpOverload) -> bool:
 
 def _aliased_input_and_result(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
     """Run a node's operator on fake tensors; return the input (or None) with which the result shares memory, and the
-    result. The C++ kernels of eager run, since torch's Python kernel copies where dropout returns its input."""
+    result. It runs eager's C++ kernels: torch's Python kernel of dropout copies an input that eager returns itself."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
     with torch.no_grad(), suppress_guards(mode), ignore_new_symbols(mode):
         try:

@@ -88,7 +88,7 @@ def capture(
 
 
 def _add_values_of_read_buffers(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with the buffer values that Python read as numbers, for which alone its graph is valid."""
+    """Return the program with the values of the buffers that Python read: its graph is valid for these values only."""
     read = ((name, program.parameters[name]) for name in sorted(notes.reads & program.parameters.keys()))
     numbers = {place: number for name, buffer in read for place, number in buffer_numbers(name, buffer)}
     return evolve(program, numbers=FrozenDict(numbers))

@@ -108,7 +108,7 @@ def _warn_of_shared_inputs(exported: ExportedProgram) -> None:
 def check_input_fits(name: str, value: Input, exported_tensor: torch.Tensor, exported: ExportedProgram) -> None:
     """Raise `ValueError` if an input differs in dtype or rank from the exported input, or exceeds its size ranges.
 
-    A range that begins at 2 includes 1, since torch.export treats both minimums alike, and its module accepts size 1.
+    A range that begins at 2 includes 1: torch.export treats minimums of 1 and 2 alike, and its module accepts size 1.
     """
     was = _input_with_exported_ranges(exported_tensor, exported)
     fits = (

@@ -1,6 +1,6 @@
-"""Apply the facts in `ExportNotes` to a program: constants in place of `pipeline.Constant` inputs; outputs that report
-whether a call takes another branch than the example; warnings of data-dependent conditions that engines do not check;
-and the ranges of symbols in each profile."""
+"""Add to a program what `ExportNotes` contains: constant inputs, checks of branches, and the ranges of profiles.
+
+It also warns of the data-dependent conditions that the program assumes, since engines do not check them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def insert_constants(program: Program, notes: ExportNotes) -> Program:
 
 
 def mark_decisions(program: Program, notes: ExportNotes) -> Program:
-    """Mark the program's last outputs as decisions: bools that tell whether a call takes another branch."""
+    """Mark the program's last outputs as decisions: True if a call takes another branch than the example input did."""
     if not notes.decisions:
         return program
     first = len(program.outputs) - len(notes.decisions)
@@ -82,8 +82,8 @@ MASK_SELECTIONS: Final = (aten.index.Tensor, aten.masked_select.default)
 
 
 def warn_of_assumptions(exported: ExportedProgram, notes: ExportNotes) -> None:
-    """Warn of data-dependent conditions that the program assumes: the model's own checks, and that a mask selects the
-    number of elements that the model needs. Eager raises an error if such a condition is false."""
+    """Warn of data-dependent conditions that the program assumes to hold: asserts in the model, and masks that must
+    select a fixed number of elements. Eager raises an error if such a condition is false."""
     checks, picks = dict.fromkeys(notes.checks), dict[str, None]()
     given = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
     data: set[torch.fx.Node] = set()

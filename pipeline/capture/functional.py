@@ -89,8 +89,8 @@ class _Inliner:
     def append_graph(
         self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, keep_names: bool = True
     ) -> Argument:
-        """Append a graph, for the inputs in ``env`` or its own placeholders; return its results. ``keep_names``: nodes
-        keep their names, to which a signature refers."""
+        """Append a copy of a graph, with the values in ``env`` in place of its placeholders. Return the results of a
+        region. ``keep_names``: false for regions; nodes of the outer graph keep their names, as its signature does."""
         for node in module.graph.nodes:
             if node in env or (node.op == "get_attr" and all(_is_inlinable_region(u, module) for u in node.users)):
                 continue

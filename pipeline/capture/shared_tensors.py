@@ -58,21 +58,21 @@ def _buffers_of_constants(exported: ExportedProgram) -> Mapping[str, str]:
 
 
 def check_overlaps(tensors: Mapping[str, torch.Tensor], write_lines: Mapping[str, str], reads: Collection[str]) -> None:
-    """Raise an error if a model writes one of its tensors and reads another tensor in the same memory.
+    """Raise a `CaptureError` if a model writes one of its tensors and reads another tensor in the same memory.
 
-    Raises:
-        CaptureError: the model does so. A program stores tensors apart, so the write would not change the second one.
+    A program stores the two separately, so a write to one would not change the other. ``write_lines``: the source line
+    of each write, by the tensor's name; ``reads``: the names of the tensors that the graph reads.
     """
     for name, line in write_lines.items():
         for other in reads:
             if other != name and overlaps(tensors[name], tensors[other]):
                 writes = f"the model writes to {name}{line and f' ({line})'}"
                 why = f"{writes}, and reads {other}, which shares its memory"
-                raise CaptureError(f"{why}; a program stores two tensors", f"compute {other} from {name} in forward")
+                raise CaptureError(f"{why}: a program stores them apart", f"compute {other} from {name} in forward")
 
 
 def _storage_and_layout(tensor: torch.Tensor) -> tuple[Argument, ...]:
-    """Return a tensor's storage, and its layout there, as a key; no two sparse tensors share a storage."""
+    """Return a key of a tensor's storage and of its layout there; each sparse tensor has a key of its own."""
     storage = storage_id(tensor)
     if storage is None:
         return (id(tensor),)

@@ -34,7 +34,7 @@ class View:
         return emit(self.target, viewed, *self.args, val=self.node.meta["val"])
 
     def update_source(self, emit: Emit, viewed: Node, written: Node) -> Node | None:
-        """Return the viewed tensor ``viewed`` after ``written`` is written to this view; None if there is no rule."""
+        """Return the value of ``viewed`` after ``written`` is written to this view of it; None if there is no rule."""
         return RULES[self.target](self, emit, viewed, written)
 
 

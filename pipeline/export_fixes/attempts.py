@@ -1,4 +1,4 @@
-"""The table of retries after a failed torch.export. `exporter` tries its rows in order until an export succeeds.
+"""The table of retries after a failed torch.export; `exporter` tries the rows in order until an export succeeds.
 
 `retries_as_text` returns the table as text; the logger `pipeline.export_fixes.exporter` names the row that succeeded.
 """
@@ -117,7 +117,8 @@ def clear_stored_shapes(model: torch.nn.Module) -> Iterator[None]:
         vars(model.get_submodule(path))[name] = torch.Size([NO_SIZE] * len(shape))
     yield
     if left := found.keys() - changed_attributes():
-        raise CaptureError(f"{type(model).__name__} does not assign {', '.join(sorted(left))} in each call")
+        names = ", ".join(sorted(left))
+        raise CaptureError(f"{type(model).__name__} keeps the shape {names} of an earlier call: assign it in each call")
 
 
 NUMBERS: Final = Attempt(

@@ -1,4 +1,4 @@
-"""Record the calls of a submodule (``recorded``), and compile it for their inputs; sizes that differ become dynamic."""
+"""Record the calls of a submodule, so that it can be compiled for them; sizes that differ become dynamic."""
 
 from __future__ import annotations
 

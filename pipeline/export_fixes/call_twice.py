@@ -25,8 +25,8 @@ COPY_OPERATORS: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "de
 
 def is_second_call_equal(exported: ExportedProgram, output_structures: Sequence[TreeSpec]) -> bool:
     """Return whether the second of two calls computes the same function of its inputs as the first, and so uses no
-    state that the first call left. ``exported`` contains both calls: it returns the outputs of both, with these two
-    structures, and the inputs of the second call, which the operator `AGAIN` copied."""
+    state that the first call left. ``exported`` contains both calls, and returns the outputs of both, which have these
+    two structures. The inputs of the second call are copies by the operator `AGAIN`."""
     first, second = output_structures
     if first != second:
         return False

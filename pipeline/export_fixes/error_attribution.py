@@ -185,7 +185,7 @@ def _device_error(error: Exception, model: torch.nn.Module, leaves: PathsAndLeav
         return CaptureError(f"{where}: {source_line_text(line[0].co_filename, line[1])}: {error_text(error)}", hint)
     found += [f"the model is on {' and '.join(homes)}"] if homes else []
     hint = "move them to one device: model.to(…), x.to(…), Input(…, device=…)"
-    return CaptureError(f"{', '.join(found)}: {error_text(error)}", hint)
+    return CaptureError(f"tensors are on different devices: {', '.join(found)}: {error_text(error)}", hint)
 
 
 def _unsupported_type_error(error: Exception, model: torch.nn.Module, leaves: PathsAndLeaves) -> CaptureError | None:

@@ -83,7 +83,7 @@ decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example",
 
 
 def init_with_example_values(orig: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
-    """Wrap `FakeTensorMode.__init__`, so that the mode computes the example's values beside fake tensors."""
+    """Wrap `FakeTensorMode.__init__`, so that the mode computes the example's values in addition to fake tensors."""
     orig(mode, **options)
     mode.propagate_real_tensors, mode.cache_enabled = True, False
     mode.fake_tensor_converter = FakeTensorConverter(copy_data=True, export=bool(options.get("export")))
@@ -122,7 +122,7 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
     """
     if decisions.float_lines:
         place = next(iter(decisions.float_lines))
-        raise CaptureError(f"a branch at {place} depends on a float: the program would hold for its value only", HINT)
+        raise CaptureError(f"a branch at {place} reads a float: the program would be valid for its value only", HINT)
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
     tensors = _NumberTensors(graph)
     for node in list(graph.nodes):
@@ -134,7 +134,7 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
                 found.setdefault(place, []).append(tensors.negation_of(node.args[0]))
     for symbol in sorted(decisions.lines.keys() - seen):
         place = " or ".join(decisions.lines[symbol])
-        raise CaptureError(f"a program could not check the data-dependent condition at {place} in its calls", HINT)
+        raise CaptureError(f"calls of the program could not check the data-dependent condition at {place}", HINT)
     end = graph.output_node()
     with graph.inserting_before(end):
         made = [tensors.disjunction_of(each) for each in found.values()]
@@ -197,8 +197,7 @@ class _NumberTensors:
         first = next((self.tensor_of(arg) for arg in args if isinstance(arg, Node)), None)
         if operator is None or first is None:
             place = source_line_in(number.meta) or number.name
-            why = f"calls cannot check the data-dependent number at {place}, which {target} computes"
-            raise CaptureError(why, HINT)
+            raise CaptureError(f"calls cannot check the data-dependent number at {place} ({target})", HINT)
         given = [
             self.tensor_of(arg) if isinstance(arg, Node) else self.emit_constant(number, arg, first) for arg in args
         ]

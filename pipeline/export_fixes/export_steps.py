@@ -1,4 +1,4 @@
-"""Wrap functions of torch.export: the pass over buffers, guards, logs, the tracer's module hooks, and transforms."""
+"""Wrap steps of torch.export: the removal of copies to buffers, checks of ranges, logs, and traced module calls."""
 
 from __future__ import annotations
 

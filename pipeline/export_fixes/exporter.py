@@ -178,7 +178,7 @@ class _Exporter:
     def export_as_requested(
         self, shapes: Spec, mode: TraceMode, violations: Sequence[Exception]
     ) -> tuple[ExportedProgram | None, Exception | None]:
-        """Export with the requested shapes. Return the export or None, and the error if it failed or lacks a range."""
+        """Export with the requested shapes. Return the export or None, and an error if it failed or lacks a range."""
         try:
             exported = self.export_once(shapes, mode)
             plain = all(ranges.is_only_about_plain_dims(e, shapes) for e in violations)

@@ -175,7 +175,7 @@ def largest_element(
 ) -> Number | None:
     """Return the largest element of an operator's result of this dtype and rank; None if it is unknown.
 
-    numbers: the arguments, with the largest element (None if unknown) in place of each tensor.
+    maxima: the arguments, with the largest element (None if unknown) in place of each tensor.
     """
     if dtype in (torch.float32, torch.float64):
         return _result_ratio(func, kwargs, maxima) if func in RATIO_RULES and rank == 0 and len(args) < 3 else None

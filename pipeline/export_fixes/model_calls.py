@@ -1,5 +1,4 @@
-"""Rewrite calls in a model that torch.export rejects, or whose result it would make constant: ``x.data``, uint8 masks,
-0-d index tensors, pooling over dynamic sizes, and ``torch.istft`` with a dynamic length."""
+"""Rewrite calls in a model that torch.export rejects: ``x.data``, uint8 masks, 0-d indices, dynamic pooling, istft."""
 
 from __future__ import annotations
 
@@ -94,7 +93,7 @@ def _write_at_scalars(tensor: torch.Tensor, index: tuple[Argument, ...], value: 
 
 
 def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
-    """Return the dims, in a view with these dims complete, that the 0-d tensors of an index select from."""
+    """Return the dims from which the 0-d tensors of an index select, as dims of a view that keeps them complete."""
     found, dim = list[int](), 0
     read = sum(each is not None and each is not Ellipsis for each in index)
     for each in index:

@@ -160,7 +160,7 @@ def changed_attributes() -> Collection[str]:
 @contextmanager
 def watch_state(model: torch.nn.Module, may_draw_random: bool) -> Iterator[None]:
     """Return a context in which a call of the model records the state that it keeps. Raise `CaptureError` if the
-    model seeds torch's random generator, unless the export ``may_draw_random`` random numbers."""
+    model seeds torch's random generator; ``may_draw_random``: unless the export may draw random numbers."""
     kept = kept_state.get()
     if kept is None:
         yield
@@ -249,7 +249,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _copy_key(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return a key that two tensors share if one can be copied to the other; with a dynamic size, no key is equal."""
+    """Return a key that two tensors share if one can be copied to the other; with dynamic sizes it equals no other."""
     sizes = (size if isinstance(size, int) else object() for size in tensor.shape)
     return (*sizes, tensor.dtype, tensor.device, tensor.layout)
 

@@ -110,7 +110,7 @@ def is_onnx(model: object) -> bool:
 @frozen
 class OnnxFile:
     """An ONNX file as a module that accepts positional inputs, and returns a dict of outputs; its weights are buffers.
-    ``inputs`` describes the inputs; None if an input has a dynamic size, which ``dynamic_input`` names."""
+    ``inputs``: a description of each input, None if it has a dynamic size; ``dynamic_input``: the first dynamic size."""
 
     module: torch.nn.Module
     inputs: tuple[Input | None, ...]
@@ -127,7 +127,7 @@ def open_onnx_model(model: Argument, args: Sequence[Argument], kwargs: object) -
         return file.module, args
     if file.dynamic_input:
         due = "args=(pipeline.Input(min_shape=…, max_shape=…),)"
-        raise ValueError(f"{model}: {file.dynamic_input} is dynamic, but has no range in the file: pass {due}")
+        raise ValueError(f"{model}: {file.dynamic_input} is dynamic, and the file has no range for it: pass {due}")
     return file.module, file.inputs
 
 

@@ -1,5 +1,4 @@
-"""``Request``: the checked inputs and ranges of a capture, with the sizes of each profile. ``ExportNotes``: facts
-found during an export that the ``ExportedProgram`` does not contain."""
+"""The checked inputs and ranges of a capture (``Request``), and facts that an export does not contain (``ExportNotes``)."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ class ProfileRanges:
 
 @frozen
 class Tuned:
-    """A dim of a profile with ``opt``, the size for which engines are tuned. torch.export's ``Dim`` has no ``opt``:
-    then it is the example's size, or the maximum if the example is outside of the profile."""
+    """A dim of a profile with ``opt``, the size for which engines are tuned. For torch.export's ``Dim``, which has no
+    ``opt``, that is the example's size, or the maximum if the example is outside of the profile."""
 
     name: str
     min: int

@@ -1,5 +1,4 @@
-"""Wrap torch's functions that must handle known values of fake tensors (besides `FakeTensorMode.dispatch`): creation of
-fake buffers and inputs, reads of numbers from proxies, and indexing by tensors."""
+"""Wrap torch's functions that must handle known values of fake tensors: creation, reads of numbers, and indexing."""
 
 from __future__ import annotations
 

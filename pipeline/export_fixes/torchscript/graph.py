@@ -1,4 +1,4 @@
-"""Convert a TorchScript graph to records: nodes with their attributes, blocks and locations in the user's code."""
+"""Convert a TorchScript graph to Python objects: nodes with attributes, blocks and locations in the user's code."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Graph:
 
 
 def read_graph(script: TorchIR, method: str = "forward") -> Graph:
-    """Read a method of a script module, or a script function, into records; the script is not changed."""
+    """Return a method of a script module, or a script function, as a `Graph`; the script is not changed."""
     reader = _Reader()
     if isinstance(script, torch.jit.ScriptModule):
         block = reader.read_method(_Receiver("", script), method, SourceLocation())
@@ -192,7 +192,7 @@ def _record_submodule(node: TorchIR, receivers: dict[str, _Receiver]) -> None:
 
 
 class _Reader:
-    """Converts TorchScript blocks to records, and collects their tensor constants."""
+    """Converts TorchScript blocks to `Block` s, and collects their tensor constants."""
 
     def __init__(self) -> None:
         self.constants: dict[str, torch.Tensor] = {}
@@ -210,7 +210,7 @@ class _Reader:
         return self.methods[key]
 
     def read_block(self, block: TorchIR, scope: _Scope) -> Block:
-        """Convert a block to a record; value names, which are unique only within a graph, get the scope's prefix."""
+        """Convert a block to a `Block`; value names, which are unique only within a graph, get the scope's prefix."""
 
         def names(values: TorchIR) -> tuple[str, ...]:
             return tuple(f"{scope.prefix}{value.debugName()}" for value in values)
@@ -224,7 +224,7 @@ class _Reader:
         return Block(names(block.inputs()), tuple(filter(None, made)), names(block.outputs()))
 
     def read_node(self, node: TorchIR, inputs: tuple[str, ...], outputs: tuple[str, ...], scope: _Scope) -> Node | None:
-        """Convert a node to a record, or store a tensor constant (not a number) in ``constants`` and return None."""
+        """Convert a node to a `Node`, or store a tensor constant (not a number) in ``constants`` and return None."""
         _record_submodule(node, scope.receivers)
         kind = node.kind()
         attributes = _node_attributes(node, kind)

@@ -1,4 +1,4 @@
-"""An immutable registry of the evaluators of TorchScript nodes, by the kind of node."""
+"""An immutable registry of the Python functions that evaluate TorchScript nodes, by the kind of node."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Call:
 
 
 def evaluator_of_inputs_only(function: Callable[..., Value]) -> Evaluator:
-    """Return an evaluator that calls a function with the values only, without the `Call`."""
+    """Return an evaluator that calls a function with the values of the node's inputs only, without the `Call`."""
     return lambda call, *values: function(*values)
 
 
