@@ -44,7 +44,7 @@ class DynamoGraph(torch.nn.Module):
             if isinstance(values[node], torch.Tensor)
             for dim, size in enumerate(_symbolic_sizes(node))
         }
-        self.numbers |= {node: _static_int(values[node]) for node in rest if not _is_dynamic_argument(values[node])}
+        self.numbers |= {node: _int_if_number(values[node]) for node in rest if not _is_dynamic_argument(values[node])}
         self.inputs = [node for node in rest if node not in self.numbers and str(values[node]) not in self.size_sources]
 
     def forward(self, *inputs: object) -> Argument:
@@ -60,7 +60,7 @@ class DynamoGraph(torch.nn.Module):
         """Capture Dynamo's graph as a program, with Dynamo's ranges of its sizes."""
         dims: dict[str, Argument] = {}
         shapes = tuple(_dynamic_shapes_entry(node, dims) for node in self.inputs)
-        examples = [_example_of_symbol(self.values[node]) for node in self.inputs]
+        examples = [_example_if_symbol(self.values[node]) for node in self.inputs]
         try:
             return capture(self, examples, dynamic_shapes=(shapes,) if shapes else None, settings=settings)
         except PipelineError as error:
@@ -164,15 +164,15 @@ def _symbolic_sizes(placeholder: Node) -> Sequence[Argument]:
 
 def _is_dynamic_argument(value: object) -> bool:
     """Return whether a value is a tensor or a symbolic int above 1; torch treats 0 and 1 as constants."""
-    return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _example_of_symbol(value) > 1)
+    return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _example_if_symbol(value) > 1)
 
 
-def _static_int(value: Argument) -> Argument:
+def _int_if_number(value: Argument) -> Argument:
     """Return a static number as an int; any other object, such as a device mesh, unchanged."""
     return int(value) if isinstance(value, int | torch.SymInt | torch.Tensor) else value
 
 
-def _example_of_symbol(value: object) -> Argument:
+def _example_if_symbol(value: object) -> Argument:
     return value.node.hint if isinstance(value, torch.SymInt) else value
 
 
@@ -187,5 +187,5 @@ def _dynamic_shapes_entry(placeholder: Node, dims: dict[str, Argument]) -> objec
 def _make_dim(size: torch.SymInt) -> Dim:
     """Return a ``Dim`` with Dynamo's range of a size, or with a default maximum if the range has no upper bound."""
     ends = size.node.shape_env.bound_sympy(size.node.expr)
-    high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _example_of_symbol(size), 16)
+    high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _example_if_symbol(size), 16)
     return Dim(str(size), min=int(ends.lower), max=high)

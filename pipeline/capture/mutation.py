@@ -108,7 +108,7 @@ class _MutationRewriter:
             written = _node_written_by(node)
             written = self.same[node] = self.same.get(written, written)
             if node.target is not aten.detach_.default:
-                self.write(written, self.value_after_write(node, written))
+                self.set_written_value(written, self.value_after_write(node, written))
 
     def copy_node(self, node: Node) -> None:
         """Copy a node that writes no memory; its arguments become their current values."""
@@ -136,12 +136,12 @@ class _MutationRewriter:
         made = before if _keeps_dtype(in_place_call) else fake_result(self.mode, target, args, kwargs)
         if shape_of(made) != shape_of(before):
             raise UnknownAliasError(in_place_call)
-        value = self.emit(target, *args, val=made, **kwargs)
+        value = self.append_call(target, *args, val=made, **kwargs)
         value.name = in_place_call.name
         cast = made.dtype != before.dtype
-        return self.emit(aten._to_copy.default, value, val=before, dtype=before.dtype) if cast else value
+        return self.append_call(aten._to_copy.default, value, val=before, dtype=before.dtype) if cast else value
 
-    def write(self, node: Node, new_value: Node) -> None:
+    def set_written_value(self, node: Node, new_value: Node) -> None:
         """Set the new value of a written node, and update the values of the nodes that it is a view of."""
         root = self.memory_owner(node)
         before: list[tuple[Node, Node]] = []
@@ -152,7 +152,7 @@ class _MutationRewriter:
         self.versions[root] += 1
         for viewing, source_value in before:
             self.env[viewing], self.made_at[viewing] = new_value, self.versions[root]
-            found = self.views[viewing].update_source(self.emit, source_value, new_value)
+            found = self.views[viewing].update_source(self.append_call, source_value, new_value)
             if found is None:
                 raise UnknownAliasError(viewing)
             new_value = found
@@ -166,7 +166,7 @@ class _MutationRewriter:
             stale.append(node)
             node = self.views[node].source
         for viewing in reversed(stale):
-            self.env[viewing] = self.views[viewing].recompute(self.emit, self.env[self.views[viewing].source])
+            self.env[viewing] = self.views[viewing].recompute(self.append_call, self.env[self.views[viewing].source])
             self.made_at[viewing] = self.versions[self.memory_owner(viewing)]
         return self.env[stale[0] if stale else node]
 
@@ -175,7 +175,7 @@ class _MutationRewriter:
             node = self.views[node].source
         return node
 
-    def emit(self, target: Target, *args: Argument, val: object, **kwargs: Argument) -> Node:
+    def append_call(self, target: Target, *args: Argument, val: object, **kwargs: Argument) -> Node:
         """Append a call to the new graph, with the fake value ``val`` and the metadata of the old node being copied."""
         node = self.graph.call_function(target, args, kwargs)
         node.name = make_unique(f"{self.current.name}_{target._opname}", self.taken)

@@ -116,9 +116,8 @@ def clear_stored_shapes(model: torch.nn.Module) -> Iterator[None]:
         path, _, name = place.rpartition(".")
         vars(model.get_submodule(path))[name] = torch.Size([NO_SIZE] * len(shape))
     yield
-    if left := found.keys() - changed_attributes():
-        names = ", ".join(sorted(left))
-        raise CaptureError(f"{type(model).__name__} keeps the shape {names} of an earlier call: assign it in each call")
+    if left := ", ".join(sorted(found.keys() - changed_attributes())):
+        raise CaptureError(f"{type(model).__name__} keeps the shape {left} of an earlier call: assign it in each call")
 
 
 NUMBERS: Final = Attempt(

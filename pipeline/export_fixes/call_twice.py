@@ -63,7 +63,7 @@ class _ValueNumbers:
     inputs: dict[Node, int] = field(factory=dict)
     first: dict[Node, int] = field(factory=dict)
 
-    def number(self, *key: object, of_input: bool = False) -> int:
+    def number_of(self, *key: object, of_input: bool = False) -> int:
         number = self.numbers.setdefault(key, len(self.numbers))
         if of_input:
             self.input_dependent.add(number)
@@ -88,7 +88,7 @@ class _ValueNumbers:
             elif node.op == "get_attr":
                 inner = module.get_submodule(str(node.target)).modules()
                 graphs = [str(each.graph) for each in inner if isinstance(each, torch.fx.GraphModule)]
-                self.nodes[node] = self.number("attribute", *graphs)
+                self.nodes[node] = self.number_of("attribute", *graphs)
             elif node.target is AGAIN:
                 if not self.first:
                     self.begin_second_call()
@@ -100,33 +100,33 @@ class _ValueNumbers:
     def number_placeholder(self, node: Node, spec: Argument, constants: Mapping[str, Argument]) -> None:
         """Assign a value number to a placeholder; constants of equal value get equal numbers."""
         if spec.kind == InputKind.USER_INPUT:
-            self.nodes[node] = self.inputs[node] = self.number("input", node.name, of_input=True)
+            self.nodes[node] = self.inputs[node] = self.number_of("input", node.name, of_input=True)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            self.nodes[node] = self.registered[node] = self.number("registered", spec.target)
+            self.nodes[node] = self.registered[node] = self.number_of("registered", spec.target)
         else:
-            self.nodes[node] = self.number("constant", _constant_key(constants.get(str(spec.target))))
+            self.nodes[node] = self.number_of("constant", _constant_key(constants.get(str(spec.target))))
 
     def begin_second_call(self) -> None:
         """Begin to number the second call: values that depend on inputs get new numbers, buffers keep their numbers."""
         self.first = self.nodes
-        self.nodes = {n: self.number("before", v) if v in self.input_dependent else v for n, v in self.nodes.items()}
+        self.nodes = {n: self.number_of("before", v) if v in self.input_dependent else v for n, v in self.nodes.items()}
         self.nodes.update(self.registered)
 
     def number_call(self, node: Node) -> None:
         """Assign a value number to an operator call, and new numbers to the nodes whose memory it writes."""
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not free_unbacked_symbols(value):
-            self.nodes[node] = self.number("size", str(value))
+            self.nodes[node] = self.number_of("size", str(value))
             return
         if _only_copies_input(node):
             self.nodes[node] = self.nodes[node.all_input_nodes[0]]
             return
         arguments = [self.key_of(node.args), *((name, self.key_of(each)) for name, each in sorted(node.kwargs.items()))]
         depends = any(self.nodes[each] in self.input_dependent for each in _inputs_read_by_value(node))
-        self.nodes[node] = self.number(str(node.target), *arguments, of_input=depends)
+        self.nodes[node] = self.number_of(str(node.target), *arguments, of_input=depends)
         if mutates_argument(node):
             for written in _written_nodes(node):
-                self.nodes[written] = self.number("written", self.nodes[written], self.nodes[node], of_input=depends)
+                self.nodes[written] = self.number_of("written", self.nodes[written], self.nodes[node], of_input=depends)
 
 
 def _inputs_read_by_value(node: Node) -> list[Node]:

@@ -30,7 +30,7 @@ from pipeline.export_fixes.input_checks import (
     entries_by_dim,
     group_kwargs_entries,
     group_varargs_entries,
-    leaf_entries,
+    leaves_with_entries,
 )
 from pipeline.export_fixes.module_copy import distinct_tensor
 from pipeline.inputs import Input, is_input
@@ -78,7 +78,7 @@ def merge_dynamic_shapes(
 def _check_example_sizes(inputs: Mapping[str, object], shapes: Spec) -> None:
     """Raise a `CaptureError` if an example tensor's size is outside the range that ``shapes`` has for the dim."""
     specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
-    rows = chain(*(leaf_entries(name, value, specs.get(name)) for name, value in inputs.items()))
+    rows = chain(*(leaves_with_entries(name, value, specs.get(name)) for name, value in inputs.items()))
     given = (
         (path, x, *row) for path, x, spec in rows if isinstance(x, torch.Tensor) for row in entries_by_dim(spec).items()
     )
@@ -245,7 +245,7 @@ def _relax_entry(entry: object, relax_derived: bool, extra_size: int = 0) -> obj
     return Dim.AUTO(min=low, max=high + extra_size if high == 2 else high)
 
 
-def is_only_about_plain_dims(violation: Exception, shapes: object) -> bool:
+def is_about_plain_dims(violation: Exception, shapes: object) -> bool:
     """Return whether a constraint violation of torch is only about plain dims (``s``), not derived ones (``4*s``)."""
     dims = (d for d in tree_flatten(shapes)[0] if isinstance(d, Dim))
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
@@ -292,8 +292,7 @@ def size_requests(
     exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object
 ) -> Iterator[SizeRequest]:
     """Yield each input size in an export for which ``shapes`` has an entry, with this entry."""
-    bound = bind_args(model, *inputs)
-    asked = _map_leaves_with_entries(lambda value, spec: _DimRequests(entries_by_dim(spec)), bound, shapes)
+    asked = _map_with_entries(lambda value, spec: _DimRequests(entries_by_dim(spec)), bind_args(model, *inputs), shapes)
     found = _to_args_and_kwargs(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
@@ -363,7 +362,7 @@ def make_examples(
             return value
         return distinct_tensor(value if derived else _enlarge_dynamic_sizes(value, entries_by_dim(spec)))
 
-    return _to_args_and_kwargs(model, inputs, _map_leaves_with_entries(example, bind_args(model, *inputs), shapes))
+    return _to_args_and_kwargs(model, inputs, _map_with_entries(example, bind_args(model, *inputs), shapes))
 
 
 def _to_args_and_kwargs(model: torch.nn.Module, inputs: Inputs, values_by_name: Mapping[str, object]) -> Inputs:
@@ -374,15 +373,15 @@ def _to_args_and_kwargs(model: torch.nn.Module, inputs: Inputs, values_by_name: 
     return first.args, {name: values_by_name[name] if name in values_by_name else rest[name] for name in inputs[1]}
 
 
-def _map_leaves_with_entries(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
+def _map_with_entries(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
     """Replace each leaf of ``value`` by ``function(leaf, entry)``; the ``dynamic_shapes`` entry may be None."""
     if type(value) in (list, tuple):
         given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
-        return type(value)(_map_leaves_with_entries(function, v, s) for v, s in zip(value, given, strict=True))
+        return type(value)(_map_with_entries(function, v, s) for v, s in zip(value, given, strict=True))
     if type(value) is dict:
         given = list(spec) if isinstance(spec, list | tuple) else spec
         specs = dict(zip(value, given, strict=False)) if isinstance(given, list) else (given or {})
-        return {k: _map_leaves_with_entries(function, v, specs.get(k)) for k, v in value.items()}
+        return {k: _map_with_entries(function, v, specs.get(k)) for k, v in value.items()}
     if is_input(value) or isinstance(value, torch.Tensor):
         return function(value, spec)
     return tree_map(lambda leaf: function(leaf, None), value, is_leaf=is_input)

@@ -226,7 +226,7 @@ def _not_a_tensor_error(error: Exception, model: torch.nn.Module, inputs: Inputs
             ):
                 shown = repr(value) if len(repr(value)) <= 60 else kind_of(value)
                 why = f"input {_input_name(model, path)} is {shown}, and the model expects a tensor"
-                return CaptureError(why, _tensor_hint(value))
+                return CaptureError(why, _hint_to_make_tensor(value))
     return None
 
 
@@ -245,7 +245,7 @@ def _is_nested_numbers(value: object) -> bool:
     return _is_shape(value) or (isinstance(value, tuple | list) and bool(value) and all(map(_is_nested_numbers, value)))
 
 
-def _tensor_hint(value: object) -> str:
+def _hint_to_make_tensor(value: object) -> str:
     """Return a hint with code that makes a tensor from a string, a shape or numbers."""
     if isinstance(value, str):
         return "pipeline.Input.parse reads a text such as '1..8x3x224x224:float16'"

@@ -181,8 +181,7 @@ class _Exporter:
         """Export with the requested shapes. Return the export or None, and an error if it failed or lacks a range."""
         try:
             exported = self.export_once(shapes, mode)
-            plain = all(ranges.is_only_about_plain_dims(e, shapes) for e in violations)
-            kept = plain or not ranges.has_derived_dims(shapes)
+            kept = not ranges.has_derived_dims(shapes) or all(ranges.is_about_plain_dims(e, shapes) for e in violations)
             if violations and not (kept and self.keeps_ranges_dynamic(exported, shapes)):
                 return exported, UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
         except PipelineError:  # the model's interpreter, in words of our own

@@ -94,7 +94,7 @@ def check_dynamic_shapes(model: torch.nn.Module, inputs: Mapping[str, object], s
     """
     if shapes is None or callable(getattr(shapes, "dynamic_shapes", None)):  # a ShapesCollection has tensors, not names
         return
-    for path, value, spec in chain(*(leaf_entries(*row) for row in input_entries(model, inputs, shapes))):
+    for path, value, spec in chain(*(leaves_with_entries(*row) for row in input_entries(model, inputs, shapes))):
         _check_dim_entries(path, len(value.ranges) if isinstance(value, Input) else value.dim(), spec)
 
 
@@ -114,17 +114,17 @@ def input_entries(model: torch.nn.Module, inputs: Mapping[str, Any], shapes: obj
     raise TypeError(f"dynamic_shapes is {kind_of(shapes)}: pass a dict by the names of inputs ({names}), or a tuple")
 
 
-def leaf_entries(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor | Input, object]]:
+def leaves_with_entries(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor | Input, object]]:
     """Yield (path, leaf, entry) for each tensor and `Input` in a value that has an entry in ``spec``."""
     if isinstance(value, torch.Tensor | Input):
         if spec is not None:
             yield path, value, spec
     elif isinstance(value, list | tuple) and isinstance(spec, list | tuple) and len(value) == len(spec):
         for i, pair in enumerate(zip(value, spec, strict=True)):
-            yield from leaf_entries(f"{path}[{i}]", *pair)
+            yield from leaves_with_entries(f"{path}[{i}]", *pair)
     elif isinstance(value, Mapping) and isinstance(spec, Mapping):
         for key in [key for key in value if key in spec]:
-            yield from leaf_entries(f"{path}[{key!r}]", value[key], spec[key])
+            yield from leaves_with_entries(f"{path}[{key!r}]", value[key], spec[key])
 
 
 def entries_by_dim(spec: Spec) -> dict[int, Argument]:

@@ -116,7 +116,7 @@ class _Change:
     undo: Callable[[], None]
     is_undone: bool = False
 
-    def end(self) -> None:
+    def undo_once(self) -> None:
         if not self.is_undone:
             self.undo()
             self.is_undone = True
@@ -136,10 +136,10 @@ def undo_at_exit(undo: Callable[[], None]) -> Iterator[None]:
         yield
     except BaseException as error:
         if found is None or isinstance(error, Exception):
-            change.end()
+            change.undo_once()
             changes.remove(change)
         raise
-    change.end()
+    change.undo_once()
     changes.remove(change)
 
 
@@ -197,5 +197,5 @@ def _close_interrupted_contexts(error: BaseException, handled_by_caller: BaseExc
 def _undo_all(changes: list[_Change]) -> None:
     """Undo these recorded changes, the last one first."""
     while changes:
-        changes[-1].end()
+        changes[-1].undo_once()
         changes.pop()

@@ -54,7 +54,7 @@ class Ratio:
         return self.roundings <= MAX_ROUNDINGS and size + self.denominator <= MAX_RATIO_SIZE
 
     @property
-    def integer(self) -> Integer | None:
+    def exact_integer(self) -> Integer | None:
         """The integer that the float equals exactly; None if the float is a fraction or was rounded."""
         return self.numerator if self.denominator == 1 and not self.roundings else None
 
@@ -181,7 +181,7 @@ def largest_element(
         return _result_ratio(func, kwargs, maxima) if func in RATIO_RULES and rank == 0 and len(args) < 3 else None
     if func not in RULES or dtype not in (torch.int64, torch.int32, torch.bool) or not _rule_fits(func, args, kwargs):
         return None
-    values = [v.integer if isinstance(v, Ratio) else v for v in maxima]
+    values = [v.exact_integer if isinstance(v, Ratio) else v for v in maxima]
     if any(v is None for v, a in zip(values, args, strict=True) if isinstance(a, torch.Tensor)):
         return None
     if any(isinstance(v, torch.SymBool) for v in values) and func not in BOOL_OPERATORS:

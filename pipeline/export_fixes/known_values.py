@@ -259,13 +259,13 @@ def _source_buffers(args: Argument) -> frozenset[str]:
     found: frozenset[str] = frozenset()
     for arg in args:
         if isinstance(arg, FakeTensor):
-            found |= vars(arg)[BUFFERS_ATTRIBUTE] if BUFFERS_ATTRIBUTE in vars(arg) and _has_value(arg) else frozenset()
+            found |= vars(arg).get(BUFFERS_ATTRIBUTE, frozenset()) if _has_known_value(arg) else frozenset()
         elif type(arg) in (list, tuple):
             found |= _source_buffers(arg)
     return found
 
 
-def _has_value(tensor: FakeTensor) -> bool:
+def _has_known_value(tensor: FakeTensor) -> bool:
     """Return whether a fake tensor has a known value: its elements, its largest element or its `Ratio`."""
     return tensor.constant is not None or tensor.item_memo is not None or RATIO_ATTRIBUTE in vars(tensor)
 
@@ -285,7 +285,7 @@ def _record_buffer_uses(
     of a known value counts as a read of its buffers, since views of the written tensor may be read later."""
     if READS.intersection(func.tags) and not free_unbacked_symbols(out):  # torch has made no symbol for it
         state.read_buffers |= buffers
-    valued = [each for each in tree_leaves(out) if isinstance(each, FakeTensor) and _has_value(each)]
+    valued = [each for each in tree_leaves(out) if isinstance(each, FakeTensor) and _has_known_value(each)]
     if written:
         state.written = state.written.union(*(state.storages.get(place, frozenset()) for place in written))
         state.read_buffers |= _source_buffers(args[1:]) if valued else frozenset()

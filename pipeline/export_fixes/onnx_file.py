@@ -31,7 +31,7 @@ class Node:
     output: np.dtype[Argument] | None
     arrays: tuple[Argument, ...]
 
-    def text(self, name: str, default: str) -> str:
+    def string_attribute(self, name: str, default: str) -> str:
         """Return the value of a node's string attribute."""
         return str(self.attributes.get(name, default.encode()).decode())
 
@@ -42,18 +42,19 @@ class Node:
 
 def _is_resize_unlike_torch(node: Node) -> bool:
     """Return whether torch's ``interpolate`` cannot compute an ONNX ``Resize`` with these attributes and inputs."""
-    mode, place = (node.text("mode", "nearest"), node.text("coordinate_transformation_mode", "half_pixel"))
+    mode = node.string_attribute("mode", "nearest")
+    place = node.string_attribute("coordinate_transformation_mode", "half_pixel")
     scales = node.arrays[2] if node.has_input(2) else np.ones(1)
     whole = scales is not None and bool(np.all(scales == np.round(scales)))
     if mode == "nearest":
-        nearest = place, node.text("nearest_mode", "round_prefer_floor")
+        nearest = place, node.string_attribute("nearest_mode", "round_prefer_floor")
         grows = node.has_input(2) and nearest == ("half_pixel", "round_prefer_floor")
         right = grows or nearest == ("asymmetric", "floor")
     else:
         coefficient = node.attributes.get("cubic_coeff_a", -0.75)
         right = place in ("half_pixel", "align_corners") and abs(coefficient + 0.75) < 1e-6
     others = any(node.attributes.get(name) for name in ("antialias", "exclude_outside", "axes"))
-    return not (right and whole) or others or node.text("keep_aspect_ratio_policy", "stretch") != "stretch"
+    return not (right and whole) or others or node.string_attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
 
 
 def _is_power_unlike_torch(node: Node) -> bool:
@@ -68,12 +69,12 @@ WRONG_CONVERSIONS: Final[Mapping[str, Callable[[Node], bool]]] = {
     **dict.fromkeys(("SplitToSequence", "Swish"), lambda node: True),
     "BatchNormalization": lambda node: bool(node.attributes.get("training_mode")),
     "Dropout": lambda node: node.has_input(2),
-    "Pad": lambda node: node.has_input(3) or node.text("mode", "constant") == "wrap",
+    "Pad": lambda node: node.has_input(3) or node.string_attribute("mode", "constant") == "wrap",
     "Pow": _is_power_unlike_torch,
     "QuantizeLinear": lambda node: node.output is None or node.output.itemsize != 1,
     "ReduceMax": lambda node: node.dtypes[0] == np.bool_,
     "Resize": _is_resize_unlike_torch,
-    "SpaceToDepth": lambda node: node.text("mode", "DCR") != "DCR",
+    "SpaceToDepth": lambda node: node.string_attribute("mode", "DCR") != "DCR",
 }
 """For some ONNX operators, a predicate: whether onnx2fx 0.0.1 converts the node incorrectly."""
 
@@ -110,7 +111,7 @@ def is_onnx(model: object) -> bool:
 @frozen
 class OnnxFile:
     """An ONNX file as a module that accepts positional inputs, and returns a dict of outputs; its weights are buffers.
-    ``inputs``: a description of each input, None if it has a dynamic size; ``dynamic_input``: the first dynamic size."""
+    ``inputs``: describes each input, None if it has a dynamic size; ``dynamic_input``: names the first dynamic size."""
 
     module: torch.nn.Module
     inputs: tuple[Input | None, ...]
@@ -168,7 +169,7 @@ def read_onnx_file(path: str | os.PathLike[str]) -> OnnxFile:
     ports = [port for port in file.graph.input if port.name not in weights]
     varies = next((f"dim {dim} of the input {port.name}" for port in ports for dim in _dynamic_dims(port)), "")
     _replace_size_tensors(module, file, ports)
-    return OnnxFile(_dict_module(module, [out.name for out in file.graph.output]), tuple(map(_as_input, ports)), varies)
+    return OnnxFile(_returning_dict(module, [o.name for o in file.graph.output]), tuple(map(_as_input, ports)), varies)
 
 
 _HINT = "compile the PyTorch model that the file was exported from"
@@ -262,7 +263,7 @@ def _as_input(port: Proto) -> Input | None:
     return None if _dynamic_dims(port) or dtype is None else Input(shape=_declared_sizes(port), dtype=dtype)
 
 
-def _dict_module(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.nn.Module:
+def _returning_dict(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.nn.Module:
     """Return a module that runs the graph, returns a dict of outputs by name, and creates new tensors on the device of
     its inputs. A GraphModule would return an immutable dict in torch.export."""
     (values,) = module.graph.output_node().args

@@ -117,7 +117,7 @@ def _padded_rows(data: Tensor, packed: PackedOrigin) -> Tensor:
 def _pad_as_requested(
     data: Tensor, sizes: object, batch_first: bool, padding: float, total_length: Argument
 ) -> tuple[Tensor, Tensor] | None:
-    length = total_length if _has_total_length() else longest_length(sizes)
+    length = total_length if _is_total_length_given() else longest_length(sizes)
     return pad_rows(data, sizes, batch_first, padding, length)
 
 
@@ -150,7 +150,7 @@ def longest_length(sizes: object) -> Argument:
     return length
 
 
-def _has_total_length() -> bool:
+def _is_total_length_given() -> bool:
     """Return whether the model passed ``total_length`` in the current call of ``pad_packed_sequence``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not rnn.pad_packed_sequence.__code__:

@@ -46,7 +46,7 @@ def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
     spaces = [Snapshot.of(vars(module)) for module in model.modules()]
     beside = [each for _, each in held_objects(model)]
     objects = [Snapshot.of(vars(each)) for each in beside]
-    caches = [(cache, cache.cache_info().misses) for cache in _lru_caches(chain(model.modules(), beside))]
+    caches = [(cache, cache.cache_info().misses) for cache in _lru_caches_of(chain(model.modules(), beside))]
     buffers = [(b, b.detach().clone(), tensor_version(b)) for b in model.buffers() if b.numel() == 1]
 
     def restore() -> None:
@@ -109,7 +109,7 @@ def _is_library_class(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("torch", "builtins", "functools")
 
 
-def _lru_caches(values: Iterable[object]) -> Iterator[Cache]:
+def _lru_caches_of(values: Iterable[object]) -> Iterator[Cache]:
     """Yield each ``functools.lru_cache`` on these objects' methods, and on functions in their classes' files."""
     kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_library_class(kind)}
     files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
@@ -135,7 +135,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, attributes: dict[str, Argument]) -> Snapshot:
-        held = (each for value in attributes.values() for each in _containers(value))
+        held = (each for value in attributes.values() for each in _containers_in(value))
         return cls(attributes, dict(attributes), {id(each): (each, each.copy()) for each in held})
 
     def has_new_fakes(self) -> bool:
@@ -147,7 +147,7 @@ class Snapshot:
         """Yield (name, value) of each attribute that changed since the snapshot, or whose containers did."""
         for name in {**self.before, **self.current}:
             value, before = self.current.get(name), self.before.get(name)
-            if not _is_unchanged(value, before) or any(self._is_changed(each) for each in _containers(value)):
+            if not _is_unchanged(value, before) or any(self._is_changed(each) for each in _containers_in(value)):
                 yield name, value
 
     def added_values(self, name: str) -> Sequence[object] | None:
@@ -155,7 +155,7 @@ class Snapshot:
         value, before = self.current.get(name), self.before.get(name)
         if before is None:
             return [value]
-        if value is not before or type(value) is not dict or any(map(self._is_changed, [*_containers(value)][1:])):
+        if value is not before or type(value) is not dict or any(map(self._is_changed, [*_containers_in(value)][1:])):
             return None
         _, old = self.contents[id(value)]
         return [v for k, v in value.items() if k not in old] if all(value.get(k) is v for k, v in old.items()) else None
@@ -175,7 +175,7 @@ class Snapshot:
                 (container.extend if isinstance(container, list) else container.update)(before)
 
 
-def _containers(value: Argument) -> Iterator[Argument]:
+def _containers_in(value: Argument) -> Iterator[Argument]:
     """Yield a value if it is a list, dict or set, and the lists, dicts and sets in it."""
     left = [value]
     while left:

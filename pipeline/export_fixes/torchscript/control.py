@@ -101,7 +101,7 @@ def raise_error(call: Call, message: Value, kind: Value = None) -> None:
     raise call.error(f"the model raises {kind or ''}: {message}".replace(" : ", ": "))
 
 
-def enter_context(call: Call, context: Value) -> Value:
+def ignore_context(call: Call, context: Value) -> Value:
     """Evaluate prim::Enter and prim::Exit: ignore gradient and profiler contexts, which do not affect results."""
     name = context.kind if isinstance(context, Object) else type(context).__name__
     if not any(part in name for part in _HARMLESS):
@@ -127,8 +127,8 @@ CONTROL: Final[Mapping[str, Evaluator]] = {
     "prim::If": evaluate_if,
     "prim::Loop": unroll_loop,
     "prim::RaiseException": raise_error,
-    "prim::Enter": enter_context,
-    "prim::Exit": lambda call, context: enter_context(call, context) and None,
+    "prim::Enter": ignore_context,
+    "prim::Exit": lambda call, context: ignore_context(call, context) and None,
     **dict.fromkeys(("prim::CallMethod", "prim::fork", "prim::awaitable"), run_block),
     **dict.fromkeys(("aten::wait", "prim::awaitable_wait", "prim::awaitable_nowait"), lambda call, value: value),
     "prim::PythonOp": call_python,

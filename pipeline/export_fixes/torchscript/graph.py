@@ -228,7 +228,7 @@ class _Reader:
         _record_submodule(node, scope.receivers)
         kind = node.kind()
         attributes = _node_attributes(node, kind)
-        if isinstance(value := attributes.get("value"), torch.Tensor) and not is_number(value):
+        if isinstance(value := attributes.get("value"), torch.Tensor) and not is_single_integer(value):
             self.constants[outputs[0]] = value.detach()
             return None
         types = tuple(_type_text(value.type()) for value in node.outputs())
@@ -271,7 +271,7 @@ def _type_text(script_type: TorchIR) -> str:
     return str(script_type.str()) if script_type.kind() == "TupleType" else str(script_type.annotation_str)
 
 
-def is_number(tensor: torch.Tensor) -> bool:
+def is_single_integer(tensor: torch.Tensor) -> bool:
     """Return whether a tensor constant is a single integer, as in traces of arithmetic on sizes."""
     return tensor.dim() == 0 and tensor.dtype in (torch.int64, torch.int32, torch.bool)
 

@@ -131,15 +131,13 @@ class _ScriptContents(torch.nn.Module):
                 setattr(self, name, script._c.getattr(name))
 
 
-def _as_parameter(
-    tensor: torch.Tensor, known: dict[int, tuple[torch.Tensor, torch.nn.Parameter]]
-) -> torch.nn.Parameter:
+def _as_parameter(tensor: torch.Tensor, seen: dict[int, tuple[torch.Tensor, torch.nn.Parameter]]) -> torch.nn.Parameter:
     """Return a tensor as a parameter: the tensor itself, or for a loaded file a parameter in the same memory. Tied
-    tensors stay one parameter. ``known``: the parameters by the ids of the script's tensors, which it keeps alive."""
+    tensors stay one parameter. ``seen``: the parameters by the ids of the script's tensors, which it keeps alive."""
     if isinstance(tensor, torch.nn.Parameter):
         return tensor
     given = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
-    return known.setdefault(id(tensor), (tensor, given))[1]
+    return seen.setdefault(id(tensor), (tensor, given))[1]
 
 
 class _InterpretedModule(_ScriptContents):

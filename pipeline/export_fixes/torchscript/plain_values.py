@@ -66,7 +66,7 @@ def _min_or_max_evaluator(pick: Callable[[Value, Value], Value], of_lists: Calla
     return evaluate
 
 
-def _with_declared_type(function: Callable[..., Value]) -> Evaluator:
+def _cast_result(function: Callable[..., Value]) -> Evaluator:
     """Return an evaluator whose result has the type that TorchScript declares: ``2 ** 3`` is a float."""
 
     def evaluate(call: Call, *values: Value) -> Value:
@@ -80,8 +80,7 @@ def _with_declared_type(function: Callable[..., Value]) -> Evaluator:
 
 def tensorless_evaluators(functions: Mapping[str, Callable[..., Value]]) -> dict[str, Evaluator]:
     """Return evaluators that call these functions, for those overloads of their kinds that have no tensor arguments."""
-    names = {kind: overloads(kind, tensorless=True) for kind in functions}
-    return {f"{kind}.{o}": _with_declared_type(f) for kind, f in functions.items() for o in names[kind]}
+    return {f"{kind}.{o}": _cast_result(f) for kind, f in functions.items() for o in overloads(kind, tensorless=True)}
 
 
 NUMBERS: Final[Mapping[str, Evaluator]] = {
