@@ -43,7 +43,7 @@ def replace_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torc
 
 
 def _check_storage_offsets(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> None:
-    """Raise a `CaptureError` for a storage offset into an input whose own storage offset is not 0."""
+    """Raise a `CaptureError` if ``as_strided`` has an offset into an input whose own storage offset is not 0."""
     parts = {name for name, example in examples.items() if example.layout == torch.strided and example.storage_offset()}
     memories = [_storage_key(node) for node in module.graph.nodes if node.op == "placeholder" and node.name in parts]
     for node in (n for n in module.graph.nodes if n.target in AS_STRIDED and argument(n, "storage_offset") is not None):

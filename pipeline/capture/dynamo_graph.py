@@ -69,8 +69,8 @@ class DynamoGraph(torch.nn.Module):
             cause: BaseException | None = error
             while cause is not None and not hasattr(cause, _FAILED_LINE):
                 cause = cause.__cause__
-            place = getattr(cause, _FAILED_LINE, "")
-            raise NotCapturedError(error.message.partition("\n")[0] + (place and f" ({place})")) from error
+            reason, place = error.message.partition("\n")[0], getattr(cause, _FAILED_LINE, "")
+            raise NotCapturedError(f"{reason} ({place})" if place else reason) from error
 
     def add_size_guards(self, program: Program) -> None:
         """Evaluate the program's size conditions on Dynamo's symbolic sizes, so that Dynamo adds them to its guards."""

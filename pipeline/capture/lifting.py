@@ -98,7 +98,7 @@ def _sizes_to_tune_for(example_input: object) -> Sequence[int] | None:
 def _lifted_tensors(
     exported: ExportedProgram, signature: ExportGraphSignature, module_tensors: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
-    """Return the model's tensors by name, recipes by constant placeholder, and the names of mutated buffers."""
+    """Return the model's tensors by name and, by placeholder, the recipes of constants and names of mutated buffers."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
     mutated = set(signature.buffers_to_mutate.values())
     parameters: dict[str, torch.Tensor] = {}

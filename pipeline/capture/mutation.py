@@ -84,8 +84,8 @@ def _functionalize_subgraph(subgraph: torch.fx.GraphModule) -> torch.fx.GraphMod
 
 
 class _MutationRewriter:
-    """Copies a graph without its writes. For each node that shares memory with a written node, it records which node it
-    views, and the version of the memory for which its new value was computed."""
+    """Copies a graph without its writes. For each node that shares memory with a written node, it records the viewed
+    node, and the version of the memory for which the node's new value was computed."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.old, self.graph = graph, torch.fx.Graph()

@@ -20,7 +20,7 @@ def output_names(out_spec: Spec, names: Sequence[str] | None = None) -> tuple[st
     a position in a tuple. Equal names are numbered: ``a.b``, ``a.b_1``.
 
     Args:
-        spec: the structure that the model returns.
+        out_spec: the structure that the model returns.
         names: the names to use instead, in order.
 
     Raises:

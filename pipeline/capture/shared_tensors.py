@@ -66,9 +66,9 @@ def check_overlaps(tensors: Mapping[str, torch.Tensor], write_lines: Mapping[str
     for name, line in write_lines.items():
         for other in reads:
             if other != name and overlaps(tensors[name], tensors[other]):
-                writes = f"the model writes to {name}{line and f' ({line})'}"
-                why = f"{writes}, and reads {other}, which shares its memory"
-                raise CaptureError(f"{why}: a program stores them apart", f"compute {other} from {name} in forward")
+                place = line and f" ({line})"
+                why = f"the model writes to {name}{place}, and reads {other}, which shares its memory"
+                raise CaptureError(f"{why}, but not in a program", f"compute {other} from {name} in forward")
 
 
 def _storage_and_layout(tensor: torch.Tensor) -> tuple[Argument, ...]:

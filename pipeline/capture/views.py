@@ -93,7 +93,7 @@ MULTI_VIEW_OPERATORS = frozenset(_PIECE_RULES)
 
 
 def _write_whole(view: View, emit: Emit, viewed: Node, written: Node) -> Node | None:
-    """Return the written value if the view repeats no element; PyTorch rejects writes to expanded tensors."""
+    """Return the written value, or None if the view repeats elements: PyTorch rejects writes to expanded tensors."""
     return written if _covers_source(view) else None
 
 

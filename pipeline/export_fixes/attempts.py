@@ -55,13 +55,12 @@ class FirstExport:
 
     @property
     def fails_in_model_code(self) -> bool:
-        """Whether the model's code raised the export's error; False for errors about ranges or data-dependent
-        branches."""
+        """Whether the model's code raised the export's error; False for errors about ranges or branches on data."""
         return self.mode == "python" and not isinstance(self.error, UserError | GuardOnDataDependentSymNode)
 
     @property
     def can_retry_with_dynamo(self) -> bool:
-        """Whether a retry may use Dynamo: it is not active already, and the model caught no error of a value check."""
+        """Whether a retry may use Dynamo: Dynamo is not active yet, and the model caught no error of a value check."""
         found = checks.get()
         is_caught = found is not None and bool(found.caught)
         return self.mode == "python" and CompileContext.try_get() is None and not is_caught

@@ -312,7 +312,7 @@ def unify_shared_dims(requests: Iterable[SizeRequest]) -> bool:
 
 
 def unify_attention_lengths(exported: ExportedProgram) -> None:
-    """Make the number of keys and the number of values of each attention equal symbols, which torch does not check."""
+    """Make the symbols for the numbers of keys and values of each attention equal; torch does not check this itself."""
     for node in exported.graph.nodes:
         if node.target is torch.ops.aten.scaled_dot_product_attention.default:
             key, value = (argument(node, name).meta["val"] for name in ("key", "value"))

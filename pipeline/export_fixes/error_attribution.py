@@ -128,7 +128,7 @@ def _model_line_suffix(error: Exception) -> str:
 
 
 def _specialized_size_error(error: Exception, model: torch.nn.Module) -> CaptureError | None:
-    """Convert torch's error for a dynamic size that the model converts to a number; return None for other errors."""
+    """Convert torch's error for a dynamic size that the model makes constant; return None for other errors."""
     found = _FIXED_SIZE.findall(str(error))
     if not found:
         return None
@@ -180,9 +180,9 @@ def _device_error(error: Exception, model: torch.nn.Module, leaves: PathsAndLeav
     homes = dict.fromkeys(str(tensor.device) for tensor in chain(model.parameters(), model.buffers()))
     every, line = {*homes, *(str(device) for _, device in given)}, innermost_model_line(error)
     if len(every) == 1 and line is not None:
-        where = "a tensor that the model creates or holds is on another device than the model and its inputs"
-        hint = "create it on the same device: torch.tensor(…, device=x.device)"
-        return CaptureError(f"{where}: {source_line_text(line[0].co_filename, line[1])}: {error_text(error)}", hint)
+        place = source_line_text(line[0].co_filename, line[1])
+        why = f"a tensor that the model creates or holds is on another device than the model and its inputs: {place}"
+        return CaptureError(f"{why}: {error_text(error)}", "create it on that device: torch.tensor(…, device=x.device)")
     found += [f"the model is on {' and '.join(homes)}"] if homes else []
     hint = "move them to one device: model.to(…), x.to(…), Input(…, device=…)"
     return CaptureError(f"tensors are on different devices: {', '.join(found)}: {error_text(error)}", hint)
@@ -194,7 +194,7 @@ def _unsupported_type_error(error: Exception, model: torch.nn.Module, leaves: Pa
         if f"Unsupported input type {type(value)}" in str(error):
             hint = "pass tensors, numbers, strings or containers of these; a constant can be an attribute of the model"
             if isinstance(value, type):
-                return CaptureError(f"input {_input_name(model, path)} is the class {value.__name__}", hint)
+                return CaptureError(f"input {_input_name(model, path)} is the class {value.__name__} itself", hint)
             if type(value).__module__ == "numpy":
                 hint = f"pass a tensor: torch.{'from_numpy' if type(value).__name__ == 'ndarray' else 'tensor'}(…)"
             elif is_dataclass(value):

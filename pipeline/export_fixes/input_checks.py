@@ -34,8 +34,7 @@ def check_arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], d
 
 
 def check_module(model: torch.nn.Module) -> None:
-    """Raise `TypeError` for an already compiled module, and `CaptureError` for a module whose parameters have no
-    values."""
+    """Raise `TypeError` for an already compiled module, and `CaptureError` if its parameters have no values."""
     if isinstance(model, CompiledModule):
         raise TypeError("the model is already compiled: call it, or pass the original nn.Module to compile it again")
     check_values(chain(model.named_parameters(), model.named_buffers()))

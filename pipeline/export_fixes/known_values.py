@@ -229,7 +229,7 @@ def result_device(leaves: Sequence[object]) -> torch.device:
 
 
 def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
-    """Return a fake tensor on a device that stores this value. On the CPU, fakes share memory as values do."""
+    """Return a fake tensor on a device that stores this value. On the CPU, fakes share memory if their values do."""
     if device.type == "cpu":
         return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
     with no_dispatch():

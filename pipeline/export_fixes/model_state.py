@@ -216,7 +216,7 @@ class _TensorBefore:
 
     @classmethod
     def of(cls, path: str, namespace: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _TensorBefore:
-        """Return the record of the tensor ``space[name]``. ``is_buffer``: whether a call may write it."""
+        """Return the record of the tensor ``namespace[name]``. ``is_buffer``: whether a call may write it."""
         mode, tensor = get_proxy_mode(), namespace[name]
         slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
         return cls(path, namespace, name, tensor, is_buffer, _copy_key(tensor), _storage_of(tensor), slot)

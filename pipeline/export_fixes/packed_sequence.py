@@ -159,7 +159,7 @@ def _is_total_length_given() -> bool:
 
 
 def first_batch_size(sizes: object, index: object) -> Tensor | None:
-    """Return the first of the batch sizes, the number of rows (no row is empty); None for other items."""
+    """Return the first of a packed sequence's batch sizes, which is the number of its rows; None for other items."""
     packed = origin_of_sizes(sizes)
     if packed is None or not isinstance(index, int) or index != 0:
         return None

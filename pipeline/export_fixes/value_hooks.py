@@ -88,7 +88,7 @@ def trace_known_number_read(
 
 
 def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> object:
-    """Wrap Dynamo's pass that specializes float inputs: it would treat each number read from a tensor as a symbol."""
+    """Wrap Dynamo's pass that specializes float inputs, which treats each number read from a tensor as a symbol."""
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, FakeTensor) and isinstance(value.item_memo, int):

@@ -210,7 +210,7 @@ class _Reader:
         return self.methods[key]
 
     def read_block(self, block: TorchIR, scope: _Scope) -> Block:
-        """Convert a block to a `Block`; value names, which are unique only within a graph, get the scope's prefix."""
+        """Convert a TorchScript block; value names, which are unique only within a graph, get the scope's prefix."""
 
         def names(values: TorchIR) -> tuple[str, ...]:
             return tuple(f"{scope.prefix}{value.debugName()}" for value in values)
@@ -224,7 +224,7 @@ class _Reader:
         return Block(names(block.inputs()), tuple(filter(None, made)), names(block.outputs()))
 
     def read_node(self, node: TorchIR, inputs: tuple[str, ...], outputs: tuple[str, ...], scope: _Scope) -> Node | None:
-        """Convert a node to a `Node`, or store a tensor constant (not a number) in ``constants`` and return None."""
+        """Convert a TorchScript node, or store a tensor constant (not a number) in ``constants`` and return None."""
         _record_submodule(node, scope.receivers)
         kind = node.kind()
         attributes = _node_attributes(node, kind)

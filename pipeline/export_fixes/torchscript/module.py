@@ -55,8 +55,7 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
 
 
 def interpret_scripts(model_or_script: Value) -> torch.nn.Module:
-    """Return a copy of a module that interprets TorchScript in it; the module itself if it has none or is
-    uncopyable."""
+    """Return a copy of a module that interprets its TorchScript; the module itself if it has none or is uncopyable."""
     if is_script(model_or_script):
         return model(model_or_script)
     found: torch.nn.Module = model_or_script
