@@ -1,4 +1,4 @@
-"""Add to a program what `ExportNotes` contains: constant inputs, checks of branches, and the ranges of profiles.
+"""Add to a program what an export found out (`ExportNotes`): constant inputs, branches to check, ranges of profiles.
 
 It also warns of the data-dependent conditions that the program assumes, since engines do not check them."""
 

@@ -1,4 +1,4 @@
-"""Decide whether a model carries state between calls: compare two calls of it in one exported graph."""
+"""Decide whether a model carries state between calls: compare two calls of the model in one exported graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patch what a model can query from torch during a trace: the GPU, and whether an export runs; reject calls that seed.
+"""Patch what a model can query from torch during a trace: the GPU, and whether an export runs; reject random seeds.
 
 Models and torch query ``torch.cuda`` for the GPU's properties. torch selects its attention kernel by them, and the
 kernels' results differ in memory layout. If the machine has a GPU, its actual properties are returned.

@@ -1,4 +1,4 @@
-"""Capture state that a model keeps between calls in buffers that it reassigns; reject any other state.
+"""Capture the state that a model keeps between calls in buffers; reject state that it keeps elsewhere.
 
 During an export, our wrapper calls the model's ``forward`` and compares the attributes of its modules before and after.
 If ``forward`` assigned another tensor to a buffer, the tensor is written to the buffer as if by ``copy_``. If any other

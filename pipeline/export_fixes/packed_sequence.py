@@ -1,4 +1,4 @@
-"""Capture packed sequences: ``pack_padded_sequence``, recurrent layers on its data, and ``pad_packed_sequence``.
+"""Capture packed sequences: ``pack_padded_sequence``, recurrent layers on packed data, and ``pad_packed_sequence``.
 
 torch.export cannot represent the shapes of packed sequences. During a trace, a packed sequence also has its padded rows
 and their lengths, from which recurrent layers and ``pad_packed_sequence`` compute instead (`aten.packed_rnn_ops`). If

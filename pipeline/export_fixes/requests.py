@@ -1,4 +1,4 @@
-"""The checked inputs and ranges of a capture, ``Request``, and what an export does not contain, ``ExportNotes``."""
+"""The checked inputs and ranges of a capture (``Request``), and facts that its export lacks (``ExportNotes``)."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
 
 def restore_distribution_checks() -> AbstractContextManager[None]:
     """Return a context that restores the default argument validation of ``torch.distributions``. Dynamo disables
-    validation when it compiles its first function; after the restore, it does so again for the user's first function."""
+    validation when it compiles its first function; after the restore, it does so again for the user's first one."""
     before = Distribution._validate_args
 
     def restore() -> None:

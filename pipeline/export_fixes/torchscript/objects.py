@@ -1,4 +1,4 @@
-"""Evaluators of constants, attributes, tuples, lists, dicts, instances of a script's classes, and type tests."""
+"""Evaluators of TorchScript's constants, attributes, tuples, lists, dicts, instances of classes, and type tests."""
 
 from __future__ import annotations
 
