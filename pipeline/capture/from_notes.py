@@ -1,6 +1,6 @@
-"""Add to a program what an export found out (`ExportNotes`): constant inputs, branches to check, ranges of profiles.
-
-It also warns of the data-dependent conditions that the program assumes, since engines do not check them."""
+"""Apply the facts that an export found (`ExportNotes`) to the exported program.
+They add constants for `pipeline.Constant` inputs; outputs that say whether a call takes another branch than the
+example; warnings of data-dependent conditions that engines do not check; and the ranges of symbols in each profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrap steps of torch.export: the removal of copies to buffers, checks of ranges, logs, and traced module calls."""
+"""Wrap internal steps of torch.export: buffer copies, guards, logs, module hooks of the tracer, and transforms."""
 
 from __future__ import annotations
 

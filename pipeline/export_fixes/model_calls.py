@@ -1,4 +1,5 @@
-"""Rewrite calls in a model that torch.export rejects: ``x.data``, uint8 masks, 0-d indices, dynamic pooling, istft."""
+"""Rewrite calls in a model that torch.export rejects, or whose result it would make constant.
+They are ``x.data``, uint8 masks, 0-d index tensors, pooling over dynamic sizes, ``torch.istft`` of dynamic length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The checked inputs and ranges of a capture (``Request``), and facts that its export lacks (``ExportNotes``)."""
+"""Define ``Request`` (the checked inputs and size ranges of a capture) and ``ExportNotes`` (facts found in an export).
+A request has the sizes of each profile. The facts are those that the ``ExportedProgram`` does not contain."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Evaluators of TorchScript nodes on numbers, lists, dicts and strings, which compute with Python objects.
-
-So aliases of a list stay one object, and dynamic sizes stay symbolic expressions."""
+"""Evaluators of TorchScript nodes on numbers, lists, dicts and strings.
+They compute on Python objects: aliases of a list stay one object, and dynamic sizes stay symbolic expressions."""
 
 from __future__ import annotations
 
