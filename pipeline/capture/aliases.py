@@ -14,7 +14,7 @@ from pipeline.aten.op_predicates import LIFTS, mutates_argument
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Node, aten
 from pipeline.capture.fake_tensors import ignore_new_symbols, suppress_guards
-from pipeline.capture.views import MULTI_VIEW_OPERATORS, View, view_by_rule
+from pipeline.capture.views import MULTI_VIEW_OPERATORS, View, describe_view_by_rule
 from pipeline.errors import PipelineError
 from pipeline.shapes.environment import shape_of
 
@@ -32,7 +32,7 @@ class UnknownAliasError(PipelineError):
         super().__init__(f"{node} shares memory in a way that no rule covers")
 
 
-def may_alias(node: Node) -> bool:
+def may_alias_input(node: Node) -> bool:
     """Return whether a node's result may share memory with one of its inputs."""
     target = node.target
     if node.op != "call_function":
@@ -52,17 +52,17 @@ def nodes_in_written_memory(graph: torch.fx.Graph) -> set[Node]:
     writes = set(filter(mutates_argument, graph.nodes))
     for node in graph.nodes:
         above[node] = node
-        if node in writes or (node.op == "call_function" and may_alias(node)):
+        if node in writes or (node.op == "call_function" and may_alias_input(node)):
             for source in filter(is_tensor, node.all_input_nodes):
-                above[_find_root(above, source)] = _find_root(above, node)
-    tops = {_find_root(above, node) for node in writes}
-    return {node for node in above if _find_root(above, node) in tops}
+                above[_union_find_root(above, source)] = _union_find_root(above, node)
+    tops = {_union_find_root(above, node) for node in writes}
+    return {node for node in above if _union_find_root(above, node) in tops}
 
 
-def _find_root(above: dict[Node, Node], node: Node) -> Node:
+def _union_find_root(parents: dict[Node, Node], node: Node) -> Node:
     """Return the representative of the nodes that may share memory with a node, as in union-find with path halving."""
-    while above[node] is not node:
-        above[node] = node = above[above[node]]
+    while parents[node] is not node:
+        parents[node] = node = parents[parents[node]]
     return node
 
 
@@ -72,15 +72,15 @@ def is_tensor(node: Node) -> bool:
     return isinstance(value, torch.Tensor | tuple | list)
 
 
-def view_of(node: Node, mode: FakeTensorMode) -> View | None:
+def describe_as_view(node: Node, mode: FakeTensorMode) -> View | None:
     """Describe a node as a view of another node; return None if the node has memory of its own.
 
     Raises:
         UnknownAliasError: the node shares memory by an operator without a rule.
     """
-    if node.op != "call_function" or not may_alias(node) or node.target in MULTI_VIEW_OPERATORS:
+    if node.op != "call_function" or not may_alias_input(node) or node.target in MULTI_VIEW_OPERATORS:
         return None
-    known = view_by_rule(node)
+    known = describe_view_by_rule(node)
     if node.target is operator.getitem and known is None and node.args[0].target in MULTI_VIEW_OPERATORS:  # type: ignore[union-attr]
         raise UnknownAliasError(node)
     if node.target is operator.getitem or (known is not None and not _is_composite(node.target)):  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ def _is_composite(target: torch._ops.OpOverload) -> bool:
 
 def _aliased_input_and_result(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
     """Run a node's operator on fake tensors; return the input (or None) with which the result shares memory, and the
-    result. The C++ kernels of eager run, since torch's Python kernel copies where dropout returns its input."""
+    result. It runs eager's C++ kernels: torch's Python kernel of dropout copies an input that eager returns itself."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
     with torch.no_grad(), suppress_guards(mode), ignore_new_symbols(mode):
         try:
@@ -114,11 +114,11 @@ def _aliased_input_and_result(node: Node, mode: FakeTensorMode) -> tuple[Node | 
     return source, made
 
 
-def _has_same_layout(value: torch.Tensor, other: torch.Tensor) -> bool:
+def _has_same_layout(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors that share memory have the same dtype, offset, sizes and strides."""
-    strides = [tuple(map(str, t.stride())) for t in (value, other)]
-    same = strides[0] == strides[1] and str(value.storage_offset()) == str(other.storage_offset())
-    return same and value.dtype == other.dtype and shape_of(value) == shape_of(other)
+    strides = [tuple(map(str, t.stride())) for t in (tensor, other)]
+    same = strides[0] == strides[1] and str(tensor.storage_offset()) == str(other.storage_offset())
+    return same and tensor.dtype == other.dtype and shape_of(tensor) == shape_of(other)
 
 
 def storage_id(tensor: torch.Tensor) -> int | None:

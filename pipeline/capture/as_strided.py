@@ -18,7 +18,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.graphs import copy_node, graph_module
 from pipeline.aten.naming import make_unique
 from pipeline.aten.types import Argument, Node, aten
-from pipeline.capture.aliases import may_alias, storage_id
+from pipeline.capture.aliases import may_alias_input, storage_id
 from pipeline.errors import CaptureError, source_line_in
 from pipeline.shapes.environment import expression, shape_of
 
@@ -34,7 +34,7 @@ def replace_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torc
         CaptureError: the graph does not determine the contents of the memory that is read.
     """
     _check_storage_offsets(module, examples)
-    if not any(node.target in AS_STRIDED and not _is_contiguous(node) for node in module.graph.nodes):
+    if not any(node.target in AS_STRIDED and not _has_contiguous_input(node) for node in module.graph.nodes):
         return module
     copy = _AsStridedRewriter({node.name for node in module.graph.nodes})
     for node in module.graph.nodes:
@@ -43,7 +43,7 @@ def replace_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torc
 
 
 def _check_storage_offsets(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> None:
-    """Raise a `CaptureError` for a storage offset into an input whose own storage offset is not 0."""
+    """Raise a `CaptureError` if ``as_strided`` has an offset into an input whose own storage offset is not 0."""
     parts = {name for name, example in examples.items() if example.layout == torch.strided and example.storage_offset()}
     memories = [_storage_key(node) for node in module.graph.nodes if node.op == "placeholder" and node.name in parts]
     for node in (n for n in module.graph.nodes if n.target in AS_STRIDED and argument(n, "storage_offset") is not None):
@@ -61,12 +61,12 @@ class _AsStridedRewriter:
     def copy_node(self, node: Node) -> Node:
         """Copy a node; an ``as_strided`` node then reads the tensor that owns the memory of its input."""
         made = copy_node(node, self.graph, self.env.__getitem__)
-        if node.target not in AS_STRIDED or _is_contiguous(node):
+        if node.target not in AS_STRIDED or _has_contiguous_input(node):
             return made
         source: Node = argument(node, "self")
-        whole, dims = _covering_node(source, node)
+        whole, dims = _node_covering_memory(source, node)
         with self.graph.inserting_before(made):
-            row = self.permute(self.env[whole], dims, whole.meta["val"])
+            row = self.append_permute(self.env[whole], dims, whole.meta["val"])
         given = {a.name: argument(node, a.name) for a in node.target._schema.arguments[1:]}
         if given["storage_offset"] is None:
             given["storage_offset"] = first = expression(source.meta["val"].storage_offset())
@@ -78,30 +78,30 @@ class _AsStridedRewriter:
         if whole is not source:
             raise _unknown_contents_error(node)
         made.name, made.meta["val"] = make_unique(node.name, self.names), row.meta["val"]
-        return self.permute(made, [dims.index(d) for d in range(len(dims))], made.meta["val"])
+        return self.append_permute(made, [dims.index(d) for d in range(len(dims))], made.meta["val"])
 
-    def permute(self, value: Node, dims: Sequence[int], like: torch.Tensor) -> Node:
+    def append_permute(self, node: Node, dims: Sequence[int], example: torch.Tensor) -> Node:
         """Return a node with its dims permuted; the node itself if the order is unchanged."""
         if list(dims) == sorted(dims):
-            return value
-        made = self.graph.call_function(aten.permute.default, (value, list(dims)))
-        made.name, made.meta["val"] = make_unique("permute", self.names), like.permute(*dims)
+            return node
+        made = self.graph.call_function(aten.permute.default, (node, list(dims)))
+        made.name, made.meta["val"] = make_unique("permute", self.names), example.permute(*dims)
         return made
 
 
-def _is_contiguous(node: Node) -> bool:
+def _has_contiguous_input(as_strided_node: Node) -> bool:
     """Return whether the input of an ``as_strided`` node is contiguous and covers its whole memory."""
-    value = argument(node, "self").meta["val"]
+    value = argument(as_strided_node, "self").meta["val"]
     return _dims_by_stride(value) == [*range(value.dim())]
 
 
-def _covering_node(source: Node, reader: Node) -> tuple[Node, list[int]]:
+def _node_covering_memory(source: Node, as_strided_node: Node) -> tuple[Node, list[int]]:
     """Return the node that covers the whole memory of ``source``, and the order of the node's dims in memory."""
     memory, node = _storage_key(source), source
     while (order := _dims_by_stride(node.meta["val"])) is None:
         below = [given for given in node.all_input_nodes if _storage_key(given) == memory]
-        if len(below) != 1 or not may_alias(node):
-            raise _unknown_contents_error(reader)
+        if len(below) != 1 or not may_alias_input(node):
+            raise _unknown_contents_error(as_strided_node)
         node = below[0]
     return node, order
 
@@ -112,12 +112,12 @@ def _storage_key(node: Node) -> tuple[int | None, torch.dtype] | None:
     return (storage_id(value), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
-def _dims_by_stride(value: torch.Tensor) -> list[int] | None:
+def _dims_by_stride(tensor: torch.Tensor) -> list[int] | None:
     """Return the dims of a tensor, from the largest to the smallest stride; None if it does not cover its memory."""
-    sizes, strides = shape_of(value), [expression(stride) for stride in value.stride()]
+    sizes, strides = shape_of(tensor), [expression(stride) for stride in tensor.stride()]
     count = sympy.Mul(*sizes)
-    held: Argument = value.untyped_storage().nbytes()
-    if expression(value.storage_offset()) != 0 or expression(held // value.element_size()) != count:
+    held: Argument = tensor.untyped_storage().nbytes()
+    if expression(tensor.storage_offset()) != 0 or expression(held // tensor.element_size()) != count:
         return None
     left, order, step = [d for d, size in enumerate(sizes) if size != 1], list[int](), sympy.Integer(1)
     while left:

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Spec
 from pipeline.capture.exported_checks import check_dtypes, check_export, check_resizes
-from pipeline.capture.from_notes import add_profiles, fix_constants, mark_decisions, warn_of_unchecked
+from pipeline.capture.from_notes import add_profiles, insert_constants, mark_decisions, warn_of_assumptions
 from pipeline.capture.lifting import program_of_export
 from pipeline.capture.origin import record_origin
 from pipeline.capture.output_names import name_outputs
@@ -78,16 +78,17 @@ def capture(
             else:
                 exported, notes = export(model, local.args, local.kwargs, dynamic_shapes, settings, profiles)
         with without_autocast():
-            warn_of_unchecked(exported, notes)
+            warn_of_assumptions(exported, notes)
             program = program_of_export(exported, notes, settings)
-            for step in (flatten_subclasses, mark_decisions, fix_constants, check_dtypes, check_resizes, _add_numbers):
+            checks = (check_dtypes, check_resizes, _add_values_of_read_buffers)
+            for step in (flatten_subclasses, mark_decisions, insert_constants, *checks):
                 program = step(program, notes)
             program = local.add_sharding(add_profiles(program, notes))
     return record_origin(evolve(name_outputs(program, output_names), signature=signature_of(model)), model)
 
 
-def _add_numbers(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with the buffer values that Python read as numbers, for which alone its graph is valid."""
+def _add_values_of_read_buffers(program: Program, notes: ExportNotes) -> Program:
+    """Return the program with the values of the buffers that Python read: its graph is valid for these values only."""
     read = ((name, program.parameters[name]) for name in sorted(notes.reads & program.parameters.keys()))
     numbers = {place: number for name, buffer in read for place, number in buffer_numbers(name, buffer)}
     return evolve(program, numbers=FrozenDict(numbers))

@@ -33,10 +33,10 @@ class DynamoGraph(torch.nn.Module):
         super().__init__()
         self.training = False
         self.values, self.weights = values, weights
-        self.run_graph = partial(_graph_results, graph_module)
+        self.run_graph = partial(_run_dynamo_graph, graph_module)
         for node in weights:
             self.register_buffer(node.name, values[node])
-        self.numbers: dict[Node, Argument] = {n: number for n in values if (number := _number_of_tensor(n)) is not None}
+        self.numbers: dict[Node, Argument] = {n: number for n in values if (number := _wrapped_number(n)) is not None}
         rest = [node for node in values if node not in weights and node not in self.numbers]
         self.size_sources = {
             str(size): (node, dim)
@@ -44,7 +44,7 @@ class DynamoGraph(torch.nn.Module):
             if isinstance(values[node], torch.Tensor)
             for dim, size in enumerate(_symbolic_sizes(node))
         }
-        self.numbers |= {node: _static_value(values[node]) for node in rest if not _is_dynamic_argument(values[node])}
+        self.numbers |= {node: _int_if_number(values[node]) for node in rest if not _is_dynamic_argument(values[node])}
         self.inputs = [node for node in rest if node not in self.numbers and str(values[node]) not in self.size_sources]
 
     def forward(self, *inputs: object) -> Argument:
@@ -59,8 +59,8 @@ class DynamoGraph(torch.nn.Module):
     def capture_program(self, settings: CompilationSettings) -> Program:
         """Capture Dynamo's graph as a program, with Dynamo's ranges of its sizes."""
         dims: dict[str, Argument] = {}
-        shapes = tuple(_export_dims(node, dims) for node in self.inputs)
-        examples = [_example_value(self.values[node]) for node in self.inputs]
+        shapes = tuple(_dynamic_shapes_entry(node, dims) for node in self.inputs)
+        examples = [_example_if_symbol(self.values[node]) for node in self.inputs]
         try:
             return capture(self, examples, dynamic_shapes=(shapes,) if shapes else None, settings=settings)
         except PipelineError as error:
@@ -69,8 +69,8 @@ class DynamoGraph(torch.nn.Module):
             cause: BaseException | None = error
             while cause is not None and not hasattr(cause, _FAILED_LINE):
                 cause = cause.__cause__
-            place = getattr(cause, _FAILED_LINE, "")
-            raise NotCapturedError(error.message.partition("\n")[0] + (place and f" ({place})")) from error
+            reason, place = error.message.partition("\n")[0], getattr(cause, _FAILED_LINE, "")
+            raise NotCapturedError(f"{reason} ({place})" if place else reason) from error
 
     def add_size_guards(self, program: Program) -> None:
         """Evaluate the program's size conditions on Dynamo's symbolic sizes, so that Dynamo adds them to its guards."""
@@ -86,7 +86,7 @@ class DynamoGraph(torch.nn.Module):
                 relation.holds(known)
 
 
-def _graph_results(module: GraphModule, *args: Argument) -> Argument:
+def _run_dynamo_graph(module: GraphModule, *args: Argument) -> Argument:
     """Return the results of Dynamo's graph. If it computes derivatives (``torch.func``), gradients are enabled, and
     weights are detached: values computed from a weight that requires gradients would be wrapped for the derivative."""
     derivatives = (_functorch._grad_increment_nesting, _functorch._jvp_increment_nesting)
@@ -138,7 +138,7 @@ class _IntWithItem(int):
         return int(self)
 
 
-def _number_of_tensor(node: Node) -> float | int | None:
+def _wrapped_number(node: Node) -> float | int | None:
     """Return the number that an input's 0-d tensor stands for in Dynamo's graph; None for an ordinary tensor."""
     if node.meta.get("tensor_dict") is not None:  # only what was no tensor has none
         return None
@@ -156,36 +156,36 @@ def _is_combined_with_tensor(number: Node, user: Node) -> bool:
     return any(n is not number and n.meta["example_value"].ndim for n in tensors)
 
 
-def _symbolic_sizes(node: Node) -> Sequence[Argument]:
+def _symbolic_sizes(placeholder: Node) -> Sequence[Argument]:
     """Return the symbolic sizes that Dynamo has for a tensor input, or the symbolic number of a number input."""
-    value = node.meta["example_value"]
+    value = placeholder.meta["example_value"]
     return tuple(value.shape) if isinstance(value, torch.Tensor) else (value,)
 
 
 def _is_dynamic_argument(value: object) -> bool:
     """Return whether a value is a tensor or a symbolic int above 1; torch treats 0 and 1 as constants."""
-    return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _example_value(value) > 1)
+    return isinstance(value, torch.Tensor) or (isinstance(value, torch.SymInt) and _example_if_symbol(value) > 1)
 
 
-def _static_value(value: Argument) -> Argument:
+def _int_if_number(value: Argument) -> Argument:
     """Return a static number as an int; any other object, such as a device mesh, unchanged."""
     return int(value) if isinstance(value, int | torch.SymInt | torch.Tensor) else value
 
 
-def _example_value(value: object) -> Argument:
+def _example_if_symbol(value: object) -> Argument:
     return value.node.hint if isinstance(value, torch.SymInt) else value
 
 
-def _export_dims(node: Node, dims: dict[str, Argument]) -> object:
+def _dynamic_shapes_entry(placeholder: Node, dims: dict[str, Argument]) -> object:
     """Return the ``dynamic_shapes`` entry for an input; sizes with the same Dynamo symbol share a ``Dim``."""
-    if not isinstance(node.meta["example_value"], torch.Tensor):
+    if not isinstance(placeholder.meta["example_value"], torch.Tensor):
         return Dim.DYNAMIC
-    sizes = {dim: size for dim, size in enumerate(_symbolic_sizes(node)) if isinstance(size, torch.SymInt)}
+    sizes = {dim: size for dim, size in enumerate(_symbolic_sizes(placeholder)) if isinstance(size, torch.SymInt)}
     return {dim: dims.setdefault(str(size), _make_dim(size)) for dim, size in sizes.items() if size.node.expr.is_Symbol}
 
 
 def _make_dim(size: torch.SymInt) -> Dim:
     """Return a ``Dim`` with Dynamo's range of a size, or with a default maximum if the range has no upper bound."""
     ends = size.node.shape_env.bound_sympy(size.node.expr)
-    high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _example_value(size), 16)
+    high = int(ends.upper) if ends.upper.is_Integer else max(UNBOUNDED_FACTOR * _example_if_symbol(size), 16)
     return Dim(str(size), min=int(ends.lower), max=high)

@@ -105,12 +105,12 @@ def _warn_of_shared_inputs(exported: ExportedProgram) -> None:
             log.warning(why + "export the model with two tensors", known, called)
 
 
-def check_input_fits(name: str, value: Input, expected: torch.Tensor, exported: ExportedProgram) -> None:
+def check_input_fits(name: str, value: Input, exported_tensor: torch.Tensor, exported: ExportedProgram) -> None:
     """Raise `ValueError` if an input differs in dtype or rank from the exported input, or exceeds its size ranges.
 
-    A range that begins at 2 includes 1, since torch.export treats both minimums alike, and its module accepts size 1.
+    A range that begins at 2 includes 1: torch.export treats minimums of 1 and 2 alike, and its module accepts size 1.
     """
-    was = _exported_input(expected, exported)
+    was = _input_with_exported_ranges(exported_tensor, exported)
     fits = (
         value.dtype == was.dtype
         and len(value.ranges) == len(was.ranges)
@@ -123,17 +123,17 @@ def check_input_fits(name: str, value: Input, expected: torch.Tensor, exported: 
         raise ValueError(f"input {name} was exported as {was}, not {value}: pass the module, or export it so")
 
 
-def _exported_input(value: torch.Tensor, exported: ExportedProgram) -> Input:
+def _input_with_exported_ranges(fake_input: torch.Tensor, exported: ExportedProgram) -> Input:
     def limit(end: Any) -> int:
         return int(max(min(end, 2**31 - 1), 0))
 
     given = exported.range_constraints.items()
     ranges = {str(symbol): Range(limit(r.lower), limit(r.upper), limit(r.upper)) for symbol, r in given}
-    ends = [bounds(expression(size), ranges) for size in value.shape]
+    ends = [bounds(expression(size), ranges) for size in fake_input.shape]
     low, high = tuple(each.min for each in ends), tuple(each.max for each in ends)
     if low == high:
-        return Input(low, dtype=value.dtype)
-    return Input(min_shape=low, opt_shape=high, max_shape=high, dtype=value.dtype)
+        return Input(low, dtype=fake_input.dtype)
+    return Input(min_shape=low, opt_shape=high, max_shape=high, dtype=fake_input.dtype)
 
 
 def check_dtypes(program: Program, _: ExportNotes) -> Program:
@@ -148,13 +148,14 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
     for node in program.graph.nodes:
         found = sorted(find_dtype_violations(node), key=lambda misfit: misfit.found in usual)
         for misfit in found:
-            sources = _dtype_sources(misfit)
+            sources = _placeholders_of_wrong_dtype(misfit)
             if sources and sources <= inputs:
                 name = next(port.name for port in program.inputs if port.name in sources)
-                raise DtypeError(name, short_name(misfit.found), misfit.due, _misfit_text(node, misfit))
+                raise DtypeError(name, short_name(misfit.found), misfit.due, _violation_text(node, misfit))
         if found:
-            have = f"{_misfit_text(node, found[0])}, not {short_name(found[0].found)} where {found[0].due} is expected"
-            raise CaptureError(f"the model has a dtype error: {have}", "cast the value in the model: eager also fails")
+            text, first = _violation_text(node, found[0]), found[0]
+            have = f"the model has a dtype error: {text}, not {short_name(first.found)} where {first.due} is expected"
+            raise CaptureError(have, "cast the value in the model: eager also fails")
     return program
 
 
@@ -178,18 +179,18 @@ def check_resizes(program: Program, _: ExportNotes) -> Program:
     return program
 
 
-def _dtype_sources(misfit: DtypeViolation) -> set[str]:
+def _placeholders_of_wrong_dtype(violation: DtypeViolation) -> set[str]:
     """Return the names of the placeholders that give the value of a `DtypeViolation` its wrong dtype."""
-    seen, todo = set[torch.fx.Node](), [misfit.value]
+    seen, todo = set[torch.fx.Node](), [violation.value]
     while todo:
         node = todo.pop()
         value = node.meta.get("val")
-        if node not in seen and isinstance(value, torch.Tensor) and value.dtype == misfit.found:
+        if node not in seen and isinstance(value, torch.Tensor) and value.dtype == violation.found:
             seen.add(node)
             todo += node.all_input_nodes
     return {node.name for node in seen if node.op == "placeholder"}
 
 
-def _misfit_text(node: torch.fx.Node, misfit: DtypeViolation) -> str:
+def _violation_text(node: torch.fx.Node, violation: DtypeViolation) -> str:
     where = source_line(node)
-    return f"{node.target}{where and f' ({where})'} {misfit.why}"
+    return f"{node.target}{where and f' ({where})'} {violation.why}"

@@ -42,15 +42,15 @@ def fake_result(mode: FakeTensorMode, target: Target, args: Argument, kwargs: Ar
         return target(*args, **kwargs)
 
 
-def argument_key(value: object) -> str:
+def fake_result_key(argument: object) -> str:
     """Return a key with the properties of an argument on which the fake result of a call depends."""
-    if isinstance(value, (tuple, list)):
-        return f"({' '.join(map(argument_key, value))})"
-    if isinstance(value, dict):
-        return f"({' '.join(f'{k}={argument_key(v)}' for k, v in value.items())})"
-    if not isinstance(value, torch.fx.Node):
-        return f"{type(value).__name__} {value!r}"
-    fake = value.meta.get("val")
+    if isinstance(argument, (tuple, list)):
+        return f"({' '.join(map(fake_result_key, argument))})"
+    if isinstance(argument, dict):
+        return f"({' '.join(f'{k}={fake_result_key(v)}' for k, v in argument.items())})"
+    if not isinstance(argument, torch.fx.Node):
+        return f"{type(argument).__name__} {argument!r}"
+    fake = argument.meta.get("val")
     if isinstance(fake, torch.Tensor):
         return f"{fake.dtype} {shape_of(fake)} {fake.device} {tuple(map(expression, fake.stride()))}"
     return str(expression(fake)) if isinstance(fake, torch.SymInt) else str(fake)

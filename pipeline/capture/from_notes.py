@@ -29,7 +29,7 @@ from pipeline.shapes.linear import solve_for
 log = logging.getLogger(__name__)
 
 
-def fix_constants(program: Program, notes: ExportNotes) -> Program:
+def insert_constants(program: Program, notes: ExportNotes) -> Program:
     """Return the program with constants in place of its `pipeline.Constant` inputs.
 
     Raises:
@@ -65,7 +65,7 @@ def fix_constants(program: Program, notes: ExportNotes) -> Program:
 
 
 def mark_decisions(program: Program, notes: ExportNotes) -> Program:
-    """Mark the program's last outputs as decisions: bools that tell whether a call takes another branch."""
+    """Mark the program's last outputs as decisions: True if a call takes another branch than the example input did."""
     if not notes.decisions:
         return program
     first = len(program.outputs) - len(notes.decisions)
@@ -81,9 +81,9 @@ MASK_SELECTIONS: Final = (aten.index.Tensor, aten.masked_select.default)
 """Operators whose result has as many elements as a bool mask selects."""
 
 
-def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
-    """Warn of data-dependent conditions that the program assumes: the model's own checks, and that a mask selects the
-    number of elements that the model needs. Eager raises an error if such a condition is false."""
+def warn_of_assumptions(exported: ExportedProgram, notes: ExportNotes) -> None:
+    """Warn of data-dependent conditions that the program assumes to hold: asserts in the model, and masks that must
+    select a fixed number of elements. Eager raises an error if such a condition is false."""
     checks, picks = dict.fromkeys(notes.checks), dict[str, None]()
     given = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
     data: set[torch.fx.Node] = set()
@@ -100,11 +100,11 @@ def warn_of_unchecked(exported: ExportedProgram, notes: ExportNotes) -> None:
         log.warning(why, ", ".join(picks))
 
 
-def _assumes_selected_count(node: torch.fx.Node, data: Set[torch.fx.Node]) -> bool:
+def _assumes_selected_count(node: torch.fx.Node, data_dependent: Set[torch.fx.Node]) -> bool:
     """Return whether a data-dependent mask is assumed to select a fixed number of elements: ``x[mask].view(4, 8)``."""
     if node.target not in MASK_SELECTIONS or free_unbacked_symbols(node.meta["val"]):
         return False
-    values = [each.meta.get("val") for each in tree_leaves(node.args[1]) if each in data]
+    values = [each.meta.get("val") for each in tree_leaves(node.args[1]) if each in data_dependent]
     return any(isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8) for value in values)
 
 
@@ -115,30 +115,30 @@ def add_profiles(program: Program, notes: ExportNotes) -> Program:
     Raises:
         ValueError: a profile excludes every value of a size.
     """
-    found = [_profile_ranges(at, each, program.inputs, program.shapes) for at, each in enumerate(notes.profiles)]
+    profiles = enumerate(notes.profiles)
+    found = [_symbol_ranges_in_profile(at, each, program.inputs, program.shapes) for at, each in profiles]
     each = (FrozenDict({**one, **balanced_split_ranges(program.graph, {**program.shapes, **one})}) for one in found)
     return evolve(program, profiles=tuple(each))
 
 
-def _profile_ranges(
-    index: int, requests: Sequence[ProfileRanges], inputs: Sequence[Port], shapes: ShapeEnvironment
+def _symbol_ranges_in_profile(
+    profile_index: int, input_ranges: Sequence[ProfileRanges], inputs: Sequence[Port], shapes: ShapeEnvironment
 ) -> dict[str, Range]:
     found: dict[str, Range] = {}
-    for wish in requests:
-        for name, given in _implied_ranges(wish, inputs[wish.input]):
+    for wish in input_ranges:
+        for name, given in _implied_symbol_ranges(wish, inputs[wish.input]):
             known = found.get(name, shapes[name])
             low, high = max(known.min, given.min), min(known.max, given.max)
             if low > high:
-                raise ValueError(
-                    f"profile {index} has no size of input {inputs[wish.input].name} that the model accepts"
-                )
+                name = inputs[wish.input].name
+                raise ValueError(f"profile {profile_index} has no size of input {name} that the model accepts")
             found[name] = Range(low, min(max(given.opt, low), high), high)
     return found
 
 
-def _implied_ranges(wish: ProfileRanges, port: Port) -> Iterator[tuple[str, Range]]:
+def _implied_symbol_ranges(input_ranges: ProfileRanges, port: Port) -> Iterator[tuple[str, Range]]:
     """Yield each symbol in an input's sizes with the range that a profile's ranges for the input imply."""
-    for dim, given in wish.ranges.items():
+    for dim, given in input_ranges.ranges.items():
         size = port.shape[dim] if port.kind == "tensor" else None
         if size is None or isinstance(size, int) or len(size.free_symbols) != 1:
             continue

@@ -40,14 +40,14 @@ def _check_declared_writes(module: torch.fx.GraphModule) -> None:
             raise CaptureError(f"{why}, which torch.export loses", "call model.eval() first")
 
 
-def calls_region(node: Node) -> bool:
+def calls_context_region(node: Node) -> bool:
     """Return whether a node runs the body of a context manager in the model, such as ``torch.no_grad()``."""
     return isinstance(node.target, torch._ops.HigherOrderOperator) and "wrap" in node.target.name()
 
 
-def inline_regions(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def inline_context_regions(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Inline regions that do not affect results (``torch.no_grad()``); return the module itself if it has none."""
-    if not any(_is_inlinable(node, module) for node in module.graph.nodes):
+    if not any(_is_inlinable_region(node, module) for node in module.graph.nodes):
         return module
     inliner = _Inliner({node.name for node in module.graph.nodes})
     inliner.append_graph(module, {})
@@ -69,15 +69,15 @@ def _inlinable_region(node: Node, root: torch.nn.Module) -> tuple[torch.fx.Graph
     return (module, tuple(args)) if _calls_only_inlinable_regions(module) else None
 
 
-def _is_inlinable(node: Node, root: torch.nn.Module) -> bool:
-    return calls_region(node) and _inlinable_region(node, root) is not None
+def _is_inlinable_region(node: Node, root: torch.nn.Module) -> bool:
+    return calls_context_region(node) and _inlinable_region(node, root) is not None
 
 
 def _calls_only_inlinable_regions(module: torch.fx.GraphModule) -> bool:
     """Return whether the only graphs that a graph calls are regions that can be inlined."""
-    regions = set(filter(calls_region, module.graph.nodes))
+    regions = set(filter(calls_context_region, module.graph.nodes))
     needed = {user for node in module.graph.find_nodes(op="get_attr") for user in node.users}
-    return needed <= regions and all(_is_inlinable(node, module) for node in regions)
+    return needed <= regions and all(_is_inlinable_region(node, module) for node in regions)
 
 
 class _Inliner:
@@ -89,10 +89,10 @@ class _Inliner:
     def append_graph(
         self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, keep_names: bool = True
     ) -> Argument:
-        """Append a graph, for the inputs in ``env`` or its own placeholders; return its results. ``keep_names``: nodes
-        keep their names, to which a signature refers."""
+        """Append a copy of a graph, with the values in ``env`` in place of its placeholders. Return the results of a
+        region. ``keep_names``: false for regions; nodes of the outer graph keep their names, as its signature does."""
         for node in module.graph.nodes:
-            if node in env or (node.op == "get_attr" and all(_is_inlinable(user, module) for user in node.users)):
+            if node in env or (node.op == "get_attr" and all(_is_inlinable_region(u, module) for u in node.users)):
                 continue
             if node.op == "output":
                 if not keep_names:
@@ -106,7 +106,7 @@ class _Inliner:
         self, node: Node, module: torch.fx.GraphModule, env: Mapping[Node, Argument], keep_names: bool
     ) -> Argument:
         """Copy a node to the new graph and return the copy; inline a region, and return its results."""
-        found = _inlinable_region(node, module) if calls_region(node) else None
+        found = _inlinable_region(node, module) if calls_context_region(node) else None
         if found is not None:
             body, args = found
             places = [n for n in body.graph.nodes if n.op == "placeholder"]
@@ -121,21 +121,21 @@ class _Inliner:
 
 def functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
     """Return a functional copy of an export, with its graph and signature; the argument is not changed."""
-    module = functionalize_subgraphs(inline_regions(exported.graph_module))
+    module = functionalize_subgraphs(inline_context_regions(exported.graph_module))
     _check_declared_writes(module)
     module, signature = merge_aliased_constants(module, exported)
     nodes = list(module.graph.nodes)
-    lost = [node for node in exported.graph.nodes if _introduces_known_size(node)]
-    if not lost and not any(map(calls_region, nodes)) and not has_transforms(module):
+    lost = [node for node in exported.graph.nodes if _introduces_redundant_symbol(node)]
+    if not lost and not any(map(calls_context_region, nodes)) and not has_transforms(module):
         if not any(map(mutates_argument, nodes)):
             return exported, module, signature
         with suppress(UnknownAliasError):
             return exported, *remove_mutation(module, signature)
     varying = _dynamic_input_sizes(exported)
-    with torch.no_grad(), patch_for_export(), _hide_symbol_bindings(lost):
+    with torch.no_grad(), patch_for_export(), _hide_unbacked_bindings(lost):
         retraced = exported.run_decompositions({})
     for place in varying.keys() - _dynamic_input_sizes(retraced).keys():
-        raise _fixed_size_error(retraced, *place)
+        raise _specialized_size_error(retraced, *place)
     return retraced, retraced.graph_module, retraced.graph_signature
 
 
@@ -148,7 +148,7 @@ def _dynamic_input_sizes(exported: ExportedProgram) -> dict[tuple[str, int], obj
     return {p: s for p, s in sizes.items() if not isinstance(s, int) and not (s in ranges and ranges[s].is_singleton())}
 
 
-def _fixed_size_error(exported: ExportedProgram, name: str, dim: int) -> CaptureError:
+def _specialized_size_error(exported: ExportedProgram, name: str, dim: int) -> CaptureError:
     """Return the error for a dynamic size that functionalization, a second trace, made constant."""
     place = f"{name}.shape[{dim}]"
     size = next(n for n in exported.graph.nodes if n.name == name).meta["val"].shape[dim]
@@ -159,7 +159,7 @@ def _fixed_size_error(exported: ExportedProgram, name: str, dim: int) -> Capture
     return CaptureError(f"{place} can only be {size}: the model was captured for {why}", ONE_SIZE_HINT)
 
 
-def _introduces_known_size(node: torch.fx.Node) -> bool:
+def _introduces_redundant_symbol(node: torch.fx.Node) -> bool:
     """Return whether a node introduced a symbol for a number that sizes determine, as slices did before torch 2.13."""
     known = set[object]()
     if node.target is torch.ops.aten.slice.Tensor:
@@ -175,7 +175,7 @@ def _unbacked_symbols(node: torch.fx.Node) -> set[object]:
 
 
 @contextmanager
-def _hide_symbol_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
+def _hide_unbacked_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
     """Return a context that hides which nodes introduced data-dependent symbols, so that torch can trace them again."""
     made = {node: node.meta["unbacked_bindings"] for node in nodes if "unbacked_bindings" in node.meta}
 

@@ -53,15 +53,15 @@ def program_of_export(exported: ExportedProgram, notes: ExportNotes, settings: C
     lines = {str(o.target): source_line(value) for o, value in changed if o.kind == OutputKind.BUFFER_MUTATION}
     check_overlaps(parameters, lines, read)
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
-    tuned = {a.name: _tuned_sizes(v) for a, v in zip(arguments, notes.inputs, strict=False)}
+    tuned = {a.name: _sizes_to_tune_for(v) for a, v in zip(arguments, notes.inputs, strict=False)}
     sizes = {name: shape for name, shape in tuned.items() if shape is not None}
     own = {s.arg.name: parameters[str(s.target)] for s in signature.input_specs if str(s.target) in parameters}
     inputs = {argument.name: values[argument.name] for argument in arguments}
     shapes = shape_environment(exported, graph, inputs, sizes, notes.ranges, own | examples)
     return Program(
         graph_module=graph_module,
-        inputs=tuple(_port(argument, values, shapes) for argument in arguments),
-        outputs=_outputs(signature.output_specs, results_of(graph), buffers),
+        inputs=tuple(_make_input_port(argument, values, shapes) for argument in arguments),
+        outputs=_make_outputs(signature.output_specs, results_of(graph), buffers),
         constants=FrozenDict(constants),
         buffers=FrozenDict(buffers),
         parameters=FrozenDict(parameters),
@@ -88,17 +88,17 @@ def _functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx
         raise CaptureError(why, HINT) from error
 
 
-def _tuned_sizes(value: object) -> Sequence[int] | None:
+def _sizes_to_tune_for(example_input: object) -> Sequence[int] | None:
     """Return the sizes to tune engines for: an Input's optimal sizes or a tensor's sizes; None for other values."""
-    if isinstance(value, Input):
-        return [opt for _, opt, _ in value.ranges]
-    return value.shape if isinstance(value, torch.Tensor) else None
+    if isinstance(example_input, Input):
+        return [opt for _, opt, _ in example_input.ranges]
+    return example_input.shape if isinstance(example_input, torch.Tensor) else None
 
 
 def _lifted_tensors(
     exported: ExportedProgram, signature: ExportGraphSignature, module_tensors: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
-    """Return the model's tensors by name, recipes by constant placeholder, and the names of mutated buffers."""
+    """Return the model's tensors by name and, by placeholder, the recipes of constants and names of mutated buffers."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
     mutated = set(signature.buffers_to_mutate.values())
     parameters: dict[str, torch.Tensor] = {}
@@ -125,37 +125,36 @@ def _lifted_tensors(
     return parameters, constants, buffers
 
 
-def _port(argument: Any, values: Mapping[str, Argument], shapes: ShapeEnvironment) -> Port:
+def _make_input_port(argument: Any, placeholder_values: Mapping[str, Argument], shapes: ShapeEnvironment) -> Port:
     if isinstance(argument, ConstantArgument):
         return Port(argument.name, kind="constant", value=argument.value)
-    return make_port(argument.name, values[argument.name], shapes)
+    return make_port(argument.name, placeholder_values[argument.name], shapes)
 
 
-def _outputs(specs: Sequence[OutputSpec], values: Sequence[object], buffers: Mapping[str, str]) -> tuple[Output, ...]:
+def _make_outputs(
+    specs: Sequence[OutputSpec], results: Sequence[object], mutated_buffers: Mapping[str, str]
+) -> tuple[Output, ...]:
     """Return the program's outputs; an output's ``target`` names the input or buffer that gets its value."""
-    outputs = tuple(map(_output, specs, values))
-    placeholders = {name: placeholder for placeholder, name in buffers.items()}
+    outputs = tuple(map(_make_output, specs, results))
+    placeholders = {name: placeholder for placeholder, name in mutated_buffers.items()}
     changed = {o.value: placeholders.get(o.target, o.target) for o in outputs if o.kind != "user"}
     return tuple(
         evolve(o, target=changed.get(o.value, o.value)) if o.kind == "user" and not o.constant else o for o in outputs
     )
 
 
-def _output(spec: OutputSpec, value: Argument) -> Output:
-    kinds = {
-        OutputKind.USER_OUTPUT: "user",
-        OutputKind.BUFFER_MUTATION: "buffer",
-        OutputKind.USER_INPUT_MUTATION: "input",
-    }
+def _make_output(spec: OutputSpec, returned: Argument) -> Output:
+    written = {OutputKind.BUFFER_MUTATION: "buffer", OutputKind.USER_INPUT_MUTATION: "input"}
+    kinds = {OutputKind.USER_OUTPUT: "user", **written}
     if spec.kind == OutputKind.PARAMETER_MUTATION:
         hint = "make it a buffer; if only the first call writes to it, call the model once before compiling"
-        where = source_line(value)
+        where = source_line(returned)
         why = f"the model writes to its parameter {spec.target} when it is called{where and f' ({where})'}"
         raise CaptureError(why, hint)
     if spec.kind not in kinds:
         raise CaptureError(f"the exported program has the output {spec.arg} of the unsupported kind {spec.kind.name}")
-    constant = not isinstance(value, torch.fx.Node)
-    if not constant and isinstance(result := value.meta.get("val"), torch.SymBool) and free_unbacked_symbols(result):
-        place = source_line(value) or value.name
+    constant = not isinstance(returned, torch.fx.Node)
+    if not constant and isinstance(result := returned.meta.get("val"), torch.SymBool) and free_unbacked_symbols(result):
+        place = source_line(returned) or returned.name
         raise CaptureError(f"the model returns a data-dependent Python bool ({place})", "return a bool tensor")
-    return Output(value if constant else value.name, kinds[spec.kind], spec.target or "", constant)  # type: ignore[arg-type]
+    return Output(returned if constant else returned.name, kinds[spec.kind], spec.target or "", constant)  # type: ignore[arg-type]

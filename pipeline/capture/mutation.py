@@ -26,7 +26,7 @@ from pipeline.aten.graphs import copy_node, graph_module, results_of
 from pipeline.aten.naming import make_unique, origin_of
 from pipeline.aten.op_predicates import mutates_argument
 from pipeline.aten.types import Argument, Node, Target, aten
-from pipeline.capture.aliases import UnknownAliasError, nodes_in_written_memory, view_of
+from pipeline.capture.aliases import UnknownAliasError, describe_as_view, nodes_in_written_memory
 from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.capture.views import MULTI_VIEW_OPERATORS, View
 from pipeline.errors import CaptureError, source_line
@@ -48,8 +48,8 @@ def remove_mutation(
         UnknownAliasError: no rule covers a write.
     """
     rewriter = _MutationRewriter(module.graph)
-    rewriter.rewrite()
-    specs = rewriter.add_output(signature)
+    rewriter.copy_without_writes()
+    specs = rewriter.append_output_node(signature)
     return graph_module(module, rewriter.graph), ExportGraphSignature(list(signature.input_specs), specs)
 
 
@@ -69,23 +69,23 @@ def functionalize_subgraphs(module: torch.fx.GraphModule) -> torch.fx.GraphModul
     return made or module
 
 
-def _functionalize_subgraph(part: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    part = functionalize_subgraphs(part)
-    if not any(map(mutates_argument, part.graph.nodes)):
-        return part
-    rewriter = _MutationRewriter(part.graph)
+def _functionalize_subgraph(subgraph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    subgraph = functionalize_subgraphs(subgraph)
+    if not any(map(mutates_argument, subgraph.graph.nodes)):
+        return subgraph
+    rewriter = _MutationRewriter(subgraph.graph)
     with suppress(UnknownAliasError):
-        rewriter.rewrite()
-        output = next(iter(reversed(part.graph.nodes)))
-        if not any(rewriter.versions[node] for node in part.graph.nodes if node.op == "placeholder"):
+        rewriter.copy_without_writes()
+        output = next(iter(reversed(subgraph.graph.nodes)))
+        if not any(rewriter.versions[node] for node in subgraph.graph.nodes if node.op == "placeholder"):
             rewriter.graph.output(map_arg(output.args[0], rewriter.current_value)).meta = dict(output.meta)
-            return graph_module(part, rewriter.graph)
-    return part
+            return graph_module(subgraph, rewriter.graph)
+    return subgraph
 
 
 class _MutationRewriter:
-    """Copies a graph without its writes. For each node that shares memory with a written node, it records which node it
-    views, and the version of the memory for which its new value was computed."""
+    """Copies a graph without its writes. For each node that shares memory with a written node, it records the viewed
+    node, and the version of the memory for which the node's new value was computed."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.old, self.graph = graph, torch.fx.Graph()
@@ -98,21 +98,21 @@ class _MutationRewriter:
         self.current = next(iter(graph.nodes))
         self.taken = {node.name for node in graph.nodes}
 
-    def rewrite(self) -> None:
+    def copy_without_writes(self) -> None:
         """Copy all nodes except the output node; replace each in-place write by a new value of the written node."""
         for node in list(self.old.nodes)[:-1]:
             self.current = node
             if not mutates_argument(node):
                 self.copy_node(node)
                 continue
-            written = _written_node(node)
+            written = _node_written_by(node)
             written = self.same[node] = self.same.get(written, written)
             if node.target is not aten.detach_.default:
-                self.write(written, self.written_value(node, written))
+                self.set_written_value(written, self.value_after_write(node, written))
 
     def copy_node(self, node: Node) -> None:
         """Copy a node that writes no memory; its arguments become their current values."""
-        found = view_of(node, self.mode) if node in self.touched else None
+        found = describe_as_view(node, self.mode) if node in self.touched else None
         self.env[node] = copy_node(node, self.graph, self.current_value)
         if found is not None:
             args = map_arg(found.args, self.current_value)
@@ -122,28 +122,28 @@ class _MutationRewriter:
             self.made_at[node] = self.made_at[first]
         else:
             source = first if node.target in MULTI_VIEW_OPERATORS else node
-            self.made_at[node] = self.versions.get(self.memory_root(self.same.get(source, source)), 0)
-        self.versions.setdefault(self.memory_root(node), 0)
+            self.made_at[node] = self.versions.get(self.memory_owner(self.same.get(source, source)), 0)
+        self.versions.setdefault(self.memory_owner(node), 0)
 
-    def written_value(self, node: Node, written: Node) -> Node:
-        if node.target is aten.copy_.default and _is_removable_copy(node):
-            return self.current_value(node.args[1])  # type: ignore[arg-type]
-        target = functional_variant(node.target)
+    def value_after_write(self, in_place_call: Node, written: Node) -> Node:
+        if in_place_call.target is aten.copy_.default and _is_removable_copy(in_place_call):
+            return self.current_value(in_place_call.args[1])  # type: ignore[arg-type]
+        target = functional_variant(in_place_call.target)
         if target is None:
-            raise UnknownAliasError(node)
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), self.current_value)
+            raise UnknownAliasError(in_place_call)
+        args, kwargs = map_arg((in_place_call.args, dict(in_place_call.kwargs)), self.current_value)
         before = written.meta["val"]
-        made = before if _keeps_dtype(node) else fake_result(self.mode, target, args, kwargs)
+        made = before if _keeps_dtype(in_place_call) else fake_result(self.mode, target, args, kwargs)
         if shape_of(made) != shape_of(before):
-            raise UnknownAliasError(node)
-        value = self.emit(target, *args, val=made, **kwargs)
-        value.name = node.name
+            raise UnknownAliasError(in_place_call)
+        value = self.append_call(target, *args, val=made, **kwargs)
+        value.name = in_place_call.name
         cast = made.dtype != before.dtype
-        return self.emit(aten._to_copy.default, value, val=before, dtype=before.dtype) if cast else value
+        return self.append_call(aten._to_copy.default, value, val=before, dtype=before.dtype) if cast else value
 
-    def write(self, node: Node, value: Node) -> None:
+    def set_written_value(self, node: Node, new_value: Node) -> None:
         """Set the new value of a written node, and update the values of the nodes that it is a view of."""
-        root = self.memory_root(node)
+        root = self.memory_owner(node)
         before: list[tuple[Node, Node]] = []
         while node in self.views:
             source = self.views[node].source
@@ -151,77 +151,78 @@ class _MutationRewriter:
             node = source
         self.versions[root] += 1
         for viewing, source_value in before:
-            self.env[viewing], self.made_at[viewing] = value, self.versions[root]
-            found = self.views[viewing].update_source(self.emit, source_value, value)
+            self.env[viewing], self.made_at[viewing] = new_value, self.versions[root]
+            found = self.views[viewing].update_source(self.append_call, source_value, new_value)
             if found is None:
                 raise UnknownAliasError(viewing)
-            value = found
-        self.env[root], self.made_at[root] = value, self.versions[root]
+            new_value = found
+        self.env[root], self.made_at[root] = new_value, self.versions[root]
 
     def current_value(self, node: Node) -> Node:
         """Return the new graph's node for an old node after all writes so far; recompute stale views."""
         node = self.same.get(node, node)
         stale = []
-        while node in self.views and self.made_at[node] != self.versions[self.memory_root(node)]:
+        while node in self.views and self.made_at[node] != self.versions[self.memory_owner(node)]:
             stale.append(node)
             node = self.views[node].source
         for viewing in reversed(stale):
-            self.env[viewing] = self.views[viewing].recompute(self.emit, self.env[self.views[viewing].source])
-            self.made_at[viewing] = self.versions[self.memory_root(viewing)]
+            self.env[viewing] = self.views[viewing].recompute(self.append_call, self.env[self.views[viewing].source])
+            self.made_at[viewing] = self.versions[self.memory_owner(viewing)]
         return self.env[stale[0] if stale else node]
 
-    def memory_root(self, node: Node) -> Node:
+    def memory_owner(self, node: Node) -> Node:
         while node in self.views:
             node = self.views[node].source
         return node
 
-    def emit(self, target: Target, *args: Argument, val: object, **kwargs: Argument) -> Node:
+    def append_call(self, target: Target, *args: Argument, val: object, **kwargs: Argument) -> Node:
         """Append a call to the new graph, with the fake value ``val`` and the metadata of the old node being copied."""
         node = self.graph.call_function(target, args, kwargs)
         node.name = make_unique(f"{self.current.name}_{target._opname}", self.taken)
         node.meta = {**origin_of(self.current.meta), "val": val}
         return node
 
-    def add_output(self, signature: ExportGraphSignature) -> list[OutputSpec]:
+    def append_output_node(self, signature: ExportGraphSignature) -> list[OutputSpec]:
         """Append the output node: new values of inputs and buffers, then the outputs; return the output specs."""
         specs = {spec.arg.name: spec for spec in signature.input_specs}
         written = [n for n in self.old.nodes if n.op == "placeholder" and self.versions[n]]
         values = [self.env[node] for node in written]
         given = [map_arg(value, self.current_value) for value in results_of(self.old)]
         self.graph.output((*values, *given)).meta = dict(next(iter(reversed(self.old.nodes))).meta)
-        changes = [_mutation_spec(specs[node.name], value) for node, value in zip(written, values, strict=True)]
+        changes = [_mutation_output_spec(specs[node.name], value) for node, value in zip(written, values, strict=True)]
         return [*changes, *signature.output_specs]
 
 
-def _mutation_spec(spec: InputSpec, value: Node) -> OutputSpec:
-    if spec.kind == InputKind.CONSTANT_TENSOR:
-        where = source_line(value)
-        why = f"the model writes to {spec.target}, a tensor that is not a buffer{where and f' ({where})'}"
-        raise CaptureError(why, f"make it a buffer: self.register_buffer({str(spec.target).rpartition('.')[2]!r}, …)")
-    if spec.kind not in MUTATION_KINDS:
-        raise UnknownAliasError(value)
-    target = spec.target if spec.kind == InputKind.BUFFER else spec.arg.name
-    return OutputSpec(MUTATION_KINDS[spec.kind], TensorArgument(value.name), target)
+def _mutation_output_spec(written_input: InputSpec, new_value: Node) -> OutputSpec:
+    if written_input.kind == InputKind.CONSTANT_TENSOR:
+        where = source_line(new_value)
+        why = f"the model writes to {written_input.target}, a tensor that is not a buffer{where and f' ({where})'}"
+        name = str(written_input.target).rpartition(".")[2]
+        raise CaptureError(why, f"make it a buffer: self.register_buffer({name!r}, …)")
+    if written_input.kind not in MUTATION_KINDS:
+        raise UnknownAliasError(new_value)
+    target = written_input.target if written_input.kind == InputKind.BUFFER else written_input.arg.name
+    return OutputSpec(MUTATION_KINDS[written_input.kind], TensorArgument(new_value.name), target)
 
 
-def _written_node(node: Node) -> Node:
+def _node_written_by(in_place_call: Node) -> Node:
     """Return the node that an in-place operator changes: its first argument, or else raise `UnknownAliasError`."""
-    mutable = [a.alias_info is not None and a.alias_info.is_write for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    in_place = node.target is aten.detach_.default or torch.Tag.inplace_view not in node.target.tags  # type: ignore[union-attr]
-    first = node.args[0] if node.args else None
+    mutable = [a.alias_info is not None and a.alias_info.is_write for a in in_place_call.target._schema.arguments]  # type: ignore[union-attr]
+    in_place = in_place_call.target is aten.detach_.default or torch.Tag.inplace_view not in in_place_call.target.tags  # type: ignore[union-attr]
+    first = in_place_call.args[0] if in_place_call.args else None
     if mutable[:1] != [True] or any(mutable[1:]) or not in_place or not isinstance(first, Node):
-        raise UnknownAliasError(node)
+        raise UnknownAliasError(in_place_call)
     return first
 
 
-def functional_variant(target: object) -> Argument:
+def functional_variant(in_place_operator: object) -> Argument:
     """Return the functional variant of an in-place operator (``add`` for ``add_``); None if there is none."""
-    name, _, overload = str(target).removeprefix("aten.").partition(".")
+    name, _, overload = str(in_place_operator).removeprefix("aten.").partition(".")
     name = FUNCTIONAL_NAMES.get(name, name.removesuffix("_") if name.endswith("_") else "")
     packet = getattr(torch.ops.aten, name, None) if name else None
     overloads = packet.overloads() if packet is not None else []
     found = (getattr(packet, o) for o in sorted(overloads, key=lambda o: o != overload))
-    return next((f for f in found if _argument_types(f) == _argument_types(target)), None)
+    return next((f for f in found if _argument_types(f) == _argument_types(in_place_operator)), None)
 
 
 def _argument_types(target: Target) -> list[tuple[str, bool]]:

@@ -23,7 +23,7 @@ class Origin:
 
     modes: whether each submodule was in training mode. autocast: the dtypes of the active autocast, by device. graph,
     constants: those of the captured program. changed: whether a stage has changed the program. Copies of a program
-    share the record; an unpickled program has no module.
+    share its ``Origin``; that of an unpickled program is empty.
     """
 
     reference: weakref.ReferenceType[SourceModel] | None = None

@@ -15,12 +15,12 @@ from pipeline.aten.types import Spec
 from pipeline.program import Program
 
 
-def output_names(spec: Spec, names: Sequence[str] | None = None) -> tuple[str, ...]:
+def output_names(out_spec: Spec, names: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return a name for each output: ``logits``, ``hidden_states.0``; ``output`` for a single tensor, ``output.0`` for
     a position in a tuple. Equal names are numbered: ``a.b``, ``a.b_1``.
 
     Args:
-        spec: the structure that the model returns.
+        out_spec: the structure that the model returns.
         names: the names to use instead, in order.
 
     Raises:
@@ -30,11 +30,11 @@ def output_names(spec: Spec, names: Sequence[str] | None = None) -> tuple[str, .
     """
     if names is None:
         taken: set[str] = set()
-        return tuple(make_unique(name, taken) for name in _default_names(spec))
+        return tuple(make_unique(name, taken) for name in _default_output_names(out_spec))
     if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise TypeError(f'output_names is {names!r}: expected a sequence of names, such as ("logits",)')
-    if len(names) != spec.num_leaves:
-        outputs = f"{spec.num_leaves} outputs: {', '.join(_default_names(spec))}"
+    if len(names) != out_spec.num_leaves:
+        outputs = f"{out_spec.num_leaves} outputs: {', '.join(_default_output_names(out_spec))}"
         raise ValueError(f"output_names has {len(names)} names, but the model has {outputs}")
     if wrong := [name for name, count in Counter(names).items() if count > 1 or not name]:
         raise ValueError(f"output_names has {f'the name {wrong[0]!r} twice' if wrong[0] else 'an empty name'}")
@@ -50,19 +50,19 @@ def name_outputs(program: Program, user_names: Sequence[str] | None = None) -> P
     return evolve(program, outputs=tuple(outputs))
 
 
-def _default_names(spec: Spec) -> list[str]:
-    count = spec.num_leaves
-    if count == 1 and not spec.num_children:
+def _default_output_names(out_spec: Spec) -> list[str]:
+    count = out_spec.num_leaves
+    if count == 1 and not out_spec.num_children:
         return ["output"]
     leaves = [torch.empty((1, 1, 1, 1), device="meta") for _ in range(count)]  # caches of transformers take no numbers
     try:
-        paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(leaves, spec))[0]]
+        paths = [path for path, _ in tree_flatten_with_path(tree_unflatten(leaves, out_spec))[0]]
     except Exception:  # a type that was registered without keys, or that takes no such tensors
         paths = []
-    return [_dotted_path(path) for path in paths] if len(paths) == count else [f"output.{i}" for i in range(count)]
+    return [_dotted_key_path(path) for path in paths] if len(paths) == count else [f"output.{i}" for i in range(count)]
 
 
-def _dotted_path(path: Sequence[Any]) -> str:
+def _dotted_key_path(path: Sequence[Any]) -> str:
     keys = [getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", None))) for entry in path]
     if any(key is None for key in keys):
         return keystr(tuple(path))

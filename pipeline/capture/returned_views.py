@@ -42,28 +42,28 @@ class ReturnedViews:
 def split_returned_views(module: GraphModule) -> ReturnedViews:
     """Split Dynamo's graph into a core and the returned views of inputs and results. The graph is not changed."""
     returned = results_of(module.graph)
-    bases = _shared_bases(module.graph, returned)
+    bases = _owners_of_shared_memory(module.graph, returned)
     taken = {node: base for node, base in bases.items() if node is not base and _is_computed_by_views(node, base)}
     if not taken:
         return ReturnedViews(module)
     kept = list(dict.fromkeys([*(n for n in returned if n not in taken), *taken.values()]))
     kept = [node for node in kept if node.op != "placeholder"]
-    return ReturnedViews(_core_graph(module, kept), _results_function(module, kept, returned))
+    return ReturnedViews(_core_graph(module, kept), _make_results_function(module, kept, returned))
 
 
-def _example_storage(node: object) -> int | None:
+def _example_storage_id(node: object) -> int | None:
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     return storage_id(value) if isinstance(value, torch.Tensor) else None
 
 
-def _shared_bases(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
+def _owners_of_shared_memory(graph: Graph, returned: Sequence[Any]) -> dict[Node, Node]:
     """Map each returned tensor that shares memory with an input or another result to the node that created the
     memory."""
     first: dict[int, Node] = {}
     for node in graph.nodes:
-        if (memory := _example_storage(node)) is not None:
+        if (memory := _example_storage_id(node)) is not None:
             first.setdefault(memory, node)
-    found = [(node, memory) for node in dict.fromkeys(returned) if (memory := _example_storage(node)) is not None]
+    found = [(node, memory) for node in dict.fromkeys(returned) if (memory := _example_storage_id(node)) is not None]
     count = Counter(memory for _, memory in found)
     shared = [(n, m) for n, m in found if count[m] > 1 or first[m].op == "placeholder"]
     return {node: first[memory] for node, memory in shared}
@@ -76,15 +76,15 @@ def _is_computed_by_views(node: Node, base: Node) -> bool:
     stack = [node]
     while stack:
         current = stack.pop()
-        if current is base or (current.op == "placeholder" and _example_storage(current) is None):
+        if current is base or (current.op == "placeholder" and _example_storage_id(current) is None):
             continue
-        if current.op == "placeholder" or not (_is_view(current) or _is_size(current)):
+        if current.op == "placeholder" or not (_calls_view_function(current) or _has_size_value(current)):
             return False
         stack += current.all_input_nodes
     return True
 
 
-def _is_view(node: Node) -> bool:
+def _calls_view_function(node: Node) -> bool:
     if node.op == "call_method":
         return node.target in VIEW_FUNCTIONS
     if node.target is operator.getitem:
@@ -94,7 +94,7 @@ def _is_view(node: Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") in VIEW_FUNCTIONS
 
 
-def _is_size(node: Node) -> bool:
+def _has_size_value(node: Node) -> bool:
     """Return whether a node's value is a number or size, so that no operator can write to it."""
     value = node.meta.get("example_value")
     return isinstance(value, (int, torch.SymInt, torch.Size)) and node.op in ("call_function", "call_method")
@@ -110,7 +110,7 @@ def _core_graph(module: GraphModule, core_results: Sequence[Node]) -> GraphModul
     return GraphModule(module, graph)
 
 
-def _results_function(
+def _make_results_function(
     module: GraphModule, core_results: Sequence[Node], returned: Sequence[Argument]
 ) -> Callable[..., Sequence[Argument]]:
     """Return a function that computes all results of Dynamo's graph from its arguments and the core's results."""

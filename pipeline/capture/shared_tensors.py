@@ -51,28 +51,28 @@ def _buffers_of_constants(exported: ExportedProgram) -> Mapping[str, str]:
     """Map the placeholder of each constant that is also a buffer to the placeholder of the buffer."""
     specs = exported.graph_signature.input_specs
     buffers = dict(exported.named_buffers())
-    known = {_memory_layout(buffers[str(s.target)]): s.arg.name for s in specs if s.kind == InputKind.BUFFER}
+    known = {_storage_and_layout(buffers[str(s.target)]): s.arg.name for s in specs if s.kind == InputKind.BUFFER}
     lifted = [(s.arg.name, exported.constants.get(str(s.target))) for s in specs if s.kind == InputKind.CONSTANT_TENSOR]
-    found = {name: known.get(_memory_layout(value)) for name, value in lifted if isinstance(value, torch.Tensor)}
+    found = {name: known.get(_storage_and_layout(value)) for name, value in lifted if isinstance(value, torch.Tensor)}
     return {name: buffer for name, buffer in found.items() if buffer is not None}
 
 
-def check_overlaps(tensors: Mapping[str, torch.Tensor], written: Mapping[str, str], read: Collection[str]) -> None:
-    """Raise an error if a model writes one of its tensors and reads another tensor in the same memory.
+def check_overlaps(tensors: Mapping[str, torch.Tensor], write_lines: Mapping[str, str], reads: Collection[str]) -> None:
+    """Raise a `CaptureError` if a model writes one of its tensors and reads another tensor in the same memory.
 
-    Raises:
-        CaptureError: the model does so. A program stores tensors apart, so the write would not change the second one.
+    A program stores the two separately, so a write to one would not change the other. ``write_lines``: the source line
+    of each write, by the tensor's name; ``reads``: the names of the tensors that the graph reads.
     """
-    for name, line in written.items():
-        for other in read:
+    for name, line in write_lines.items():
+        for other in reads:
             if other != name and overlaps(tensors[name], tensors[other]):
-                writes = f"the model writes to {name}{line and f' ({line})'}"
-                why = f"{writes}, and reads {other}, which shares its memory"
-                raise CaptureError(f"{why}; a program stores two tensors", f"compute {other} from {name} in forward")
+                place = line and f" ({line})"
+                why = f"the model writes to {name}{place}, and reads {other}, which shares its memory"
+                raise CaptureError(f"{why}, but not in a program", f"compute {other} from {name} in forward")
 
 
-def _memory_layout(tensor: torch.Tensor) -> tuple[Argument, ...]:
-    """Return a tensor's storage, and its layout there, as a key; no two sparse tensors share a storage."""
+def _storage_and_layout(tensor: torch.Tensor) -> tuple[Argument, ...]:
+    """Return a key of a tensor's storage and of its layout there; each sparse tensor has a key of its own."""
     storage = storage_id(tensor)
     if storage is None:
         return (id(tensor),)

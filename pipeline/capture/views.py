@@ -30,18 +30,18 @@ class View:
     target: Target
     args: tuple[Argument, ...]
 
-    def recompute(self, emit: Emit, value: Node) -> Node:
-        return emit(self.target, value, *self.args, val=self.node.meta["val"])
+    def recompute(self, emit: Emit, viewed: Node) -> Node:
+        return emit(self.target, viewed, *self.args, val=self.node.meta["val"])
 
-    def update_source(self, emit: Emit, before: Node, value: Node) -> Node | None:
-        """Return the viewed tensor ``before`` after ``value`` is written to this view; None if there is no rule."""
-        return RULES[self.target](self, emit, before, value)
+    def update_source(self, emit: Emit, viewed: Node, written: Node) -> Node | None:
+        """Return the value of ``viewed`` after ``written`` is written to this view of it; None if there is no rule."""
+        return RULES[self.target](self, emit, viewed, written)
 
 
-def view_by_rule(node: Node) -> View | None:
+def describe_view_by_rule(node: Node) -> View | None:
     """Describe a node as a `View`; None without a rule. A piece of a split or unbound tensor is a slice or select."""
     if node.target is operator.getitem:
-        return _view_of_piece(node)
+        return _view_of_split_piece(node)
     if node.target not in RULES:
         return None
     source, *args = bind(node.target, node.args, node.kwargs)
@@ -49,7 +49,7 @@ def view_by_rule(node: Node) -> View | None:
     return View(node, source, node.target, tuple(args[: len(positional) - 1]))
 
 
-def _view_of_piece(node: Node) -> View | None:
+def _view_of_split_piece(node: Node) -> View | None:
     split, index = node.args
     if not isinstance(split, Node) or split.target not in _PIECE_RULES or not isinstance(index, int):
         return None
@@ -58,43 +58,43 @@ def _view_of_piece(node: Node) -> View | None:
     return None if found is None else View(node, source, *found)
 
 
-def _select_piece(shape: object, index: int, dim: int) -> tuple[object, tuple[object, ...]]:
+def _unbind_piece_as_select(shape: object, index: int, dim: int) -> tuple[object, tuple[object, ...]]:
     return aten.select.int, (dim, index)
 
 
-def _slice_equal_piece(shape: Any, index: int, size: object, dim: int) -> tuple[object, tuple[object, ...]] | None:
+def _split_piece_as_slice(shape: Any, index: int, size: object, dim: int) -> tuple[object, tuple[object, ...]] | None:
     whole = shape[dim]
     if not isinstance(whole, int) or not isinstance(size, int):
         return None
     return aten.slice.Tensor, (dim, index * size, min((index + 1) * size, whole), 1)
 
 
-def _slice_piece(shape: Any, index: int, sizes: Any, dim: int) -> tuple[object, tuple[object, ...]] | None:
+def _piece_of_sizes_as_slice(shape: Any, index: int, sizes: Any, dim: int) -> tuple[object, tuple[object, ...]] | None:
     if not all(isinstance(size, int) for size in sizes):
         return None
     ends = [0, *itertools.accumulate(sizes)]
     return aten.slice.Tensor, (dim, ends[index], ends[index + 1], 1)
 
 
-def _slice_chunk(shape: Any, index: int, chunks: int, dim: int) -> tuple[object, tuple[object, ...]] | None:
-    return _slice_equal_piece(shape, index, -(-shape[dim] // chunks), dim) if isinstance(shape[dim], int) else None
+def _chunk_as_slice(shape: Any, index: int, chunks: int, dim: int) -> tuple[object, tuple[object, ...]] | None:
+    return _split_piece_as_slice(shape, index, -(-shape[dim] // chunks), dim) if isinstance(shape[dim], int) else None
 
 
 _PIECE_RULES: Mapping[Any, Function] = {
-    aten.unbind.int: _select_piece,
-    aten.split.Tensor: _slice_equal_piece,
-    aten.split_with_sizes.default: _slice_piece,
-    aten.split.sizes: _slice_piece,
-    aten.chunk.default: _slice_chunk,
+    aten.unbind.int: _unbind_piece_as_select,
+    aten.split.Tensor: _split_piece_as_slice,
+    aten.split_with_sizes.default: _piece_of_sizes_as_slice,
+    aten.split.sizes: _piece_of_sizes_as_slice,
+    aten.chunk.default: _chunk_as_slice,
 }
 """For each operator that returns several views, the rule that describes one of them as a single view."""
 
 MULTI_VIEW_OPERATORS = frozenset(_PIECE_RULES)
 
 
-def _write_whole(view: View, emit: Emit, before: Node, value: Node) -> Node | None:
-    """Return the written value if the view repeats no element; PyTorch rejects writes to expanded tensors."""
-    return value if _covers_source(view) else None
+def _write_whole(view: View, emit: Emit, viewed: Node, written: Node) -> Node | None:
+    """Return the written value, or None if the view repeats elements: PyTorch rejects writes to expanded tensors."""
+    return written if _covers_source(view) else None
 
 
 def _covers_source(view: View) -> bool:
@@ -120,17 +120,17 @@ def _inverse_rule(target: object = None) -> Callable[..., Node]:
     return write
 
 
-def _write_permuted(view: View, emit: Emit, before: Node, value: Node) -> Node:
+def _write_permuted(view: View, emit: Emit, viewed: Node, written: Node) -> Node:
     (dims,) = view.args
     back = sorted(range(len(dims)), key=lambda i: dims[i] % len(dims))
-    return emit(aten.permute.default, value, back, val=view.source.meta["val"])
+    return emit(aten.permute.default, written, back, val=view.source.meta["val"])
 
 
-def _write_reshaped(view: View, emit: Emit, before: Node, value: Node) -> Node:
+def _write_reshaped(view: View, emit: Emit, viewed: Node, written: Node) -> Node:
     """Reshape the written value to the sizes of the viewed tensor, whose dynamic sizes are read at run time."""
     source = view.source.meta["val"]
-    sizes = (n if isinstance(n, int) else emit(aten.sym_size.int, before, d, val=n) for d, n in enumerate(source.shape))
-    return emit(aten.view.default, value, [*sizes], val=source)
+    sizes = (n if isinstance(n, int) else emit(aten.sym_size.int, viewed, d, val=n) for d, n in enumerate(source.shape))
+    return emit(aten.view.default, written, [*sizes], val=source)
 
 
 RULES: Mapping[object, Callable[..., Node | None]] = {

@@ -17,7 +17,7 @@ from pipeline.aten.preserved_composites import real_operator
 from pipeline.aten.support import function_name
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Spec, Target
-from pipeline.capture.fake_tensors import argument_key, suppress_guards
+from pipeline.capture.fake_tensors import fake_result_key, suppress_guards
 from pipeline.shapes.environment import shape_of
 
 
@@ -62,7 +62,7 @@ class Templates:
     ) -> Template | None:
         """Return the template of a decomposition for a call that returns ``expected``; None if it does not apply."""
         flat, spec = tree_flatten((args, kwargs))
-        key = f"{function_name(function)} of {target} {argument_key(flat)} {spec}"
+        key = f"{function_name(function)} of {target} {fake_result_key(flat)} {spec}"
         if key not in self.known:
             self.known[key] = _trace_decomposition(function, flat, spec, target, self.mode)
         template = self.known[key]

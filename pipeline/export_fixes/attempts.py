@@ -1,6 +1,6 @@
-"""The table of retries after a failed torch.export. `exporter` tries its rows in order until an export succeeds.
+"""The table of retries after a failed torch.export; `exporter` tries the rows in order until an export succeeds.
 
-``print(table_text())`` prints the table; the logger `pipeline.export_fixes.exporter` reports which attempt succeeded.
+`retries_as_text` returns the table as text; the logger `pipeline.export_fixes.exporter` names the row that succeeded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.export_fixes.runtime_asserts import checks
 TraceMode: TypeAlias = Literal["python", "called", "comparing", "anew", "bytecode", "autograd", "example"]
 """How torch.export traces a model. ``"python"`` runs the model's Python code. So do three variants: in ``"called"``,
 ``torch.compiler.is_exporting()`` is False in the model; in ``"comparing"``, the example input decides comparisons of
-several sizes; in ``"anew"``, shapes that the last call stored are cleared (`clear_remembered_shapes`). In
+several sizes; in ``"anew"``, shapes that the last call stored are cleared (`clear_stored_shapes`). In
 ``"bytecode"``, Dynamo interprets the bytecode, including caches and ints computed from sizes (unusable while
 ``torch.compile`` traces: it would crash). ``"autograd"`` traces below autograd, after ``torch.func``. ``"example"`` is
 ``"python"`` with data-dependent branches taken as for the example input."""
@@ -41,8 +41,8 @@ class FirstExport:
     Attributes:
         error: the export's error; None if it succeeded, but its graph specialized a number to a constant.
         has_input_ranges: whether the ranges come from `Input` s, not from torch's named ``Dim`` s.
-        has_one_size: whether torch specialized a dynamic size to a constant.
-        is_narrower: whether torch accepts only narrower ranges, and no dim is derived from another dim.
+        has_specialized_size: whether torch specialized a dynamic size to a constant.
+        needs_narrower_ranges: whether torch accepts only narrower ranges, and no dim is derived from another dim.
     """
 
     model: torch.nn.Module
@@ -50,18 +50,17 @@ class FirstExport:
     mode: TraceMode
     error: Exception | None
     has_input_ranges: bool
-    has_one_size: bool
-    is_narrower: bool
+    has_specialized_size: bool
+    needs_narrower_ranges: bool
 
     @property
-    def fails_for_the_model(self) -> bool:
-        """Whether the model's code raised the export's error; False for errors about ranges or data-dependent
-        branches."""
+    def fails_in_model_code(self) -> bool:
+        """Whether the model's code raised the export's error; False for errors about ranges or branches on data."""
         return self.mode == "python" and not isinstance(self.error, UserError | GuardOnDataDependentSymNode)
 
     @property
-    def can_read_bytecode(self) -> bool:
-        """Whether a retry may use Dynamo: it is not active already, and the model caught no error of a value check."""
+    def can_retry_with_dynamo(self) -> bool:
+        """Whether a retry may use Dynamo: Dynamo is not active yet, and the model caught no error of a value check."""
         found = checks.get()
         is_caught = found is not None and bool(found.caught)
         return self.mode == "python" and CompileContext.try_get() is None and not is_caught
@@ -95,14 +94,14 @@ NO_SIZE: Final = -2
 """A size that no tensor can have: creating or viewing a tensor with it raises an error."""
 
 
-def remembered_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
+def stored_shapes(model: torch.nn.Module) -> dict[str, torch.Size]:
     """Return each ``torch.Size`` that a module of the model stores as an attribute, by attribute path."""
     rows = ((join_path(path, name), v) for path, module in model.named_modules() for name, v in vars(module).items())
     return {place: value for place, value in rows if type(value) is torch.Size}
 
 
 @contextmanager
-def clear_remembered_shapes(model: torch.nn.Module) -> Iterator[None]:
+def clear_stored_shapes(model: torch.nn.Module) -> Iterator[None]:
     """Return a context for a trace in which the shapes that a model stored in its last call are cleared, so that they
     match no tensor. The caller restores them.
 
@@ -111,20 +110,20 @@ def clear_remembered_shapes(model: torch.nn.Module) -> Iterator[None]:
     the trace computes the grid; `model_state` checks that no result depends on an earlier call. If the trace leaves a
     shape cleared, a `CaptureError` is raised: the attribute is not the shape of the last call.
     """
-    found = remembered_shapes(model)
+    found = stored_shapes(model)
     for place, shape in found.items():
         path, _, name = place.rpartition(".")
         vars(model.get_submodule(path))[name] = torch.Size([NO_SIZE] * len(shape))
     yield
-    if left := found.keys() - changed_attributes():
-        raise CaptureError(f"{type(model).__name__} does not assign {', '.join(sorted(left))} in each call")
+    if left := ", ".join(sorted(found.keys() - changed_attributes())):
+        raise CaptureError(f"{type(model).__name__} keeps the shape {left} of an earlier call: assign it in each call")
 
 
 NUMBERS: Final = Attempt(
     "numbers",
     "the graph fixes an int that is computed from sizes",
     "Dynamo reads the bytecode",
-    lambda first: first.can_read_bytecode,
+    lambda first: first.can_retry_with_dynamo,
     "bytecode",
     lambda first: (first.shapes, *ranges.relax_ranges(first.shapes)),
 )
@@ -135,7 +134,7 @@ ATTEMPTS: Final = (
         "anew",
         "the model stores the shape of a call",
         "the stored shape is cleared",
-        lambda first: first.mode == "python" and bool(remembered_shapes(first.model)),
+        lambda first: first.mode == "python" and bool(stored_shapes(first.model)),
         "anew",
     ),
     Attempt(
@@ -149,21 +148,21 @@ ATTEMPTS: Final = (
         "bytecode first",
         "torch specialized a dynamic size",
         "Dynamo reads the bytecode",
-        lambda first: first.can_read_bytecode and first.has_one_size,
+        lambda first: first.can_retry_with_dynamo and first.has_specialized_size,
         "bytecode",
     ),
     Attempt(
         "called",
         "the model itself fails",
         "torch.compiler.is_exporting() is False in the model",
-        lambda first: first.fails_for_the_model and not first.has_one_size,
+        lambda first: first.fails_in_model_code and not first.has_specialized_size,
         "called",
     ),
     Attempt(
         "comparing",
         "the model itself fails",
         "the example decides where sizes of two inputs are compared",
-        lambda first: first.fails_for_the_model and not first.has_one_size,
+        lambda first: first.fails_in_model_code and not first.has_specialized_size,
         "comparing",
     ),
     Attempt(
@@ -171,20 +170,20 @@ ATTEMPTS: Final = (
         "torch needs dims of Inputs to be equal",
         "these dims share a Dim",
         lambda first: first.has_input_ranges and isinstance(first.error, UserError),
-        shapes=lambda first: tie_dims(first.error, first.shapes),
+        shapes=lambda first: share_dims_reported_equal(first.error, first.shapes),
     ),
     Attempt(
         "relaxed",
         "torch rejects a range",
         "torch may add conditions, such as s % 4 == 0",
-        lambda first: not first.is_narrower,
+        lambda first: not first.needs_narrower_ranges,
         shapes=lambda first: ranges.relax_ranges(first.shapes),
     ),
     Attempt(
         "bytecode",
         "torch specialized no size",
         "Dynamo reads the bytecode",
-        lambda first: first.can_read_bytecode and not first.has_one_size,
+        lambda first: first.can_retry_with_dynamo and not first.has_specialized_size,
         "bytecode",
     ),
     Attempt("autograd", "always", "torch traces below autograd", lambda first: first.mode == "python", "autograd"),
@@ -192,13 +191,13 @@ ATTEMPTS: Final = (
 """The retries after an export that failed, in the order in which they are tried."""
 
 
-def table_text() -> str:
+def retries_as_text() -> str:
     """Return the table of retries as text: a line for each retry, with its condition and what it changes."""
     rows = ((each.name, each.when, each.changes) for each in (NUMBERS, *ATTEMPTS))
     return align_columns(("attempt", "tried if", "what it changes"), *rows)
 
 
-def tie_dims(error: Argument, shapes: Spec) -> Iterator[Spec]:
+def share_dims_reported_equal(error: Argument, shapes: Spec) -> Iterator[Spec]:
     """Yield the dynamic shapes with one shared ``Dim`` for dims that torch's error reports as equal, if it reports any.
 
     Each dim of an `Input` has a unique name, while a model may need equal dims (a mask and the masked tensor). The

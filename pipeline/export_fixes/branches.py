@@ -1,7 +1,7 @@
 """Trace both branches of a data-dependent ``if`` in TorchScript, and select between their results at run time.
 
-The TorchScript interpreter (`export_fixes.torchscript`) calls `select_branch` if the condition of a ``prim::If`` is
-data-dependent. Each branch is traced as if it were taken, and must be pure: `torch.where` selects values, but cannot
+The TorchScript interpreter (`export_fixes.torchscript`) calls `trace_both_branches` if the condition of a ``prim::If``
+is data-dependent. Each branch is traced as if it were taken, and must be pure: `torch.where` selects values, but cannot
 undo side effects. A data-dependent ``if`` in Python code raises a `CaptureError` instead.
 """
 
@@ -68,17 +68,17 @@ class Trace:
 
 
 trace: ContextVar[Trace | None] = ContextVar("branches of a trace", default=None)
-"""The branches of the current trace; `select_branch` may be called only while this is set."""
+"""The branches of the current trace; `trace_both_branches` may be called only while this is set."""
 
 
-def is_open_condition(condition: object) -> bool:
+def is_selectable_condition(condition: object) -> bool:
     """Return whether a condition is a data-dependent one-element tensor in a trace that can select branches."""
     if trace.get() is None or not isinstance(condition, torch.Tensor):
         return False
     return is_data_dependent(condition) and set(shape_of(condition)) <= {1}
 
 
-def select_branch(
+def trace_both_branches(
     condition: torch.Tensor, if_true: Callable[[], Argument], if_false: Callable[[], Argument], line: str
 ) -> Argument:
     """Trace both branches of an ``if``, and return for each result a `torch.where` that selects by the condition. Raise
@@ -88,7 +88,7 @@ def select_branch(
     results = [_trace_branch(branch, run, line) for branch, run in zip(branches, (if_true, if_false), strict=True)]
     (ours, spec), (theirs, other) = map(tree_flatten, results)
     if spec != other:
-        raise _branch_error(line, f"returns {_value_text(results[0])} or {_value_text(results[1])}")
+        raise _branch_error(line, f"returns {_result_text(results[0])} or {_result_text(results[1])}")
     rows = zip(ours, theirs, strict=True)
     return tree_unflatten([_select_result(condition, pair, branches, line) for pair in rows], spec)
 
@@ -107,25 +107,25 @@ def _trace_branch(branch: Branch, run: Callable[[], Argument], line: str) -> Arg
 
 
 def _select_result(
-    condition: torch.Tensor, pair: tuple[Argument, Argument], branches: Sequence[Branch], line: str
+    condition: torch.Tensor, results: tuple[Argument, Argument], branches: Sequence[Branch], line: str
 ) -> Argument:
     """Return a `torch.where` of the branches' results; if one is unassigned or both are equal, return one."""
-    yes, no = pair
-    if yes is no or no is UNSET or _is_same_number(yes, no):
+    yes, no = results
+    if yes is no or no is UNSET or _are_equal_numbers(yes, no):
         return yes
     if yes is UNSET:
         return no
-    if not (isinstance(yes, torch.Tensor) and isinstance(no, torch.Tensor) and _properties(yes) == _properties(no)):
-        raise _branch_error(line, f"returns {_value_text(yes)} or {_value_text(no)}")
+    if not (isinstance(yes, torch.Tensor) and isinstance(no, torch.Tensor) and _tensor_type(yes) == _tensor_type(no)):
+        raise _branch_error(line, f"returns {_result_text(yes)} or {_result_text(no)}")
     chosen = torch.where(condition, yes, no)
-    shared = [tensor for tensor, branch in zip(pair, branches, strict=True) if _storage_of(tensor) not in branch.memory]
+    shared = [x for x, branch in zip(results, branches, strict=True) if _storage_of(x) not in branch.memory]
     now = trace.get()
     if now is not None and shared:
         now.selected.append(SelectedResult(frozenset(map(_storage_of, (chosen, *shared))), line))
     return chosen
 
 
-def record_effects(
+def record_side_effects(
     orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
 ) -> object:
     """Wrap torch's tracing of a call: record a side effect inside a branch, and reject a write to a selected result."""
@@ -168,17 +168,17 @@ def _branch_error(line: str, problem: str) -> CaptureError:
     return CaptureError(f"the data-dependent if at {line} {problem}", HINT)
 
 
-def _properties(tensor: torch.Tensor) -> object:
+def _tensor_type(tensor: torch.Tensor) -> object:
     return shape_of(tensor), tensor.dtype, tensor.device
 
 
-def _is_same_number(a: object, b: object) -> bool:
+def _are_equal_numbers(a: object, b: object) -> bool:
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
         return bool(a.node.expr == b.node.expr)
     return type(a) is type(b) and isinstance(a, int | float | str | torch.dtype | torch.device) and a == b
 
 
-def _value_text(value: object) -> str:
+def _result_text(value: object) -> str:
     if isinstance(value, torch.Tensor):
         sizes = ", ".join(map(str, shape_of(value)))
         return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"

@@ -1,4 +1,4 @@
-"""Record the calls of a submodule (``recorded``), and compile it for their inputs; sizes that differ become dynamic."""
+"""Record the calls of a submodule, so that it can be compiled for them; sizes that differ become dynamic."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Call:
     values: Mapping[str, Leaf]
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Argument], call_form: Spec) -> Call:
+    def from_inputs(cls, inputs: Mapping[str, Argument], call_form: Spec) -> Call:
         """Return the record of a call's inputs. ``call_form``: how many were positional, and the keywords."""
         rows, spec = tree_flatten_with_path(inputs)
         kinds = (TensorKind(v.dtype, tuple(v.shape)) if isinstance(v, torch.Tensor) else v for _, v in rows)
@@ -89,13 +89,13 @@ class Calls:
             raise CaptureError(why, "call the module in the with block; only calls of forward are recorded")
         first = self.seen[0]
         for other in self.seen[1:]:
-            self._check_alike(first, other)
+            self._check_calls_alike(first, other)
         args, kwargs = self.example
         given = bind_args(self.module, args, kwargs)
-        entries = (self._dynamic_entry(_path_text(path)) for path, _ in tree_flatten_with_path(given)[0])
-        return {"args": args, "kwargs": kwargs, "dynamic_shapes": _nest_entries(given, entries)}
+        entries = (self._dynamic_shapes_entry(_path_text(path)) for path, _ in tree_flatten_with_path(given)[0])
+        return {"args": args, "kwargs": kwargs, "dynamic_shapes": _nest_leaf_entries(given, entries)}
 
-    def _check_alike(self, first: Call, second: Call) -> None:
+    def _check_calls_alike(self, first: Call, second: Call) -> None:
         if missing := sorted(first.values.keys() ^ second.values.keys()):
             raise CaptureError(f"only some calls of {self._module_name} pass {', '.join(missing)}", KIND_HINT)
         if first.spec != second.spec:
@@ -104,16 +104,16 @@ class Calls:
             )
         for path, own in first.values.items():
             value = second.values[path]
-            if not _are_compatible(own, value):
+            if not _can_share_program(own, value):
                 why = f"{path} of {self._module_name} is {own} in one call and {value} in another"
                 hint = f"pass a number that changes as a tensor, or {KIND_HINT}"
                 raise CaptureError(why, hint)
 
-    def _dynamic_entry(self, path: str) -> Argument:
+    def _dynamic_shapes_entry(self, path: str) -> Argument:
         values = [call.values[path] for call in self.seen]
         if not isinstance(values[0], TensorKind):
-            return _dim_of_sizes(values) if type(values[0]) is int else None
-        dims = {dim: _dim_of_sizes(sizes) for dim, sizes in enumerate(zip(*(v.shape for v in values), strict=True))}
+            return _dim_spanning(values) if type(values[0]) is int else None
+        dims = {dim: _dim_spanning(sizes) for dim, sizes in enumerate(zip(*(v.shape for v in values), strict=True))}
         return {dim: entry for dim, entry in dims.items() if entry is not None} or None
 
 
@@ -137,11 +137,11 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
 
     def record_call(_: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
         try:
-            calls.seen.append(Call.of(bind_args(module, args, kwargs), (len(args), frozenset(kwargs))))
+            calls.seen.append(Call.from_inputs(bind_args(module, args, kwargs), (len(args), frozenset(kwargs))))
         except ValueError as error:  # the larger program goes on
             calls.refused = unnamed_fields_error(error)
         if calls.example is None:
-            calls.example = tree_map_only(torch.Tensor, _plain_copy, (args, kwargs))
+            calls.example = tree_map_only(torch.Tensor, _copy_outside_inference_mode, (args, kwargs))
 
     handle = module.register_forward_pre_hook(record_call, prepend=True, with_kwargs=True)
     try:
@@ -150,10 +150,10 @@ def recorded(module: torch.nn.Module) -> Iterator[Calls]:
         handle.remove()
 
 
-def _plain_copy(x: torch.Tensor) -> torch.Tensor:
+def _copy_outside_inference_mode(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of a tensor that is not an inference tensor, even if inference mode is active."""
     with torch.inference_mode(False):
-        return x.detach().clone()
+        return tensor.detach().clone()
 
 
 def _path_text(path: tuple[Leaf, ...]) -> str:
@@ -162,15 +162,15 @@ def _path_text(path: tuple[Leaf, ...]) -> str:
     return f"{first.key}{keystr(tuple(rest))}"
 
 
-def _nest_entries(value: Argument, entries: Iterator[Argument]) -> Argument:
+def _nest_leaf_entries(value: Argument, entries: Iterator[Argument]) -> Argument:
     """Arrange one entry per leaf of ``value`` as torch.export's ``dynamic_shapes`` nests them."""
     parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
     if len(parts) == 1 and parts[0] is value:
         return next(entries)
-    return nest_entries(value, [_nest_entries(part, entries) for part in parts], structure)
+    return nest_entries(value, [_nest_leaf_entries(part, entries) for part in parts], structure)
 
 
-def _are_compatible(first: Leaf, second: Leaf) -> bool:
+def _can_share_program(first: Leaf, second: Leaf) -> bool:
     """Return whether one program can accept both values of an input: only sizes and ints from 0 on may differ."""
     if isinstance(first, TensorKind) and isinstance(second, TensorKind):
         return first.dtype == second.dtype and len(first.shape) == len(second.shape)
@@ -181,7 +181,7 @@ def _are_compatible(first: Leaf, second: Leaf) -> bool:
     return False
 
 
-def _dim_of_sizes(sizes: Sequence[int]) -> Argument:
+def _dim_spanning(sizes: Sequence[int]) -> Argument:
     """Return a ``Dim`` from the smallest to the largest of these sizes; None if all sizes are equal."""
     low, high = min(sizes), max(sizes)
     return None if low == high else Dim.DYNAMIC(min=low, max=high)

@@ -1,4 +1,4 @@
-"""Decide whether a model carries state between calls: compare two calls of it in one exported graph."""
+"""Decide whether a model carries state between calls: compare two calls of the model in one exported graph."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ COPY_OPERATORS: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "de
 """Operators that change at most the device, memory layout or dtype of values."""
 
 
-def is_second_call_equal(exported: ExportedProgram, structures: Sequence[TreeSpec]) -> bool:
+def is_second_call_equal(exported: ExportedProgram, output_structures: Sequence[TreeSpec]) -> bool:
     """Return whether the second of two calls computes the same function of its inputs as the first, and so uses no
-    state that the first call left. ``exported`` contains both calls: it returns the outputs of both, with these two
-    structures, and the inputs of the second call, which the operator `AGAIN` copied."""
-    first, second = structures
+    state that the first call left. ``exported`` contains both calls, and returns the outputs of both, which have these
+    two structures. The inputs of the second call are copies by the operator `AGAIN`."""
+    first, second = output_structures
     if first != second:
         return False
     signature = exported.graph_signature
     of_user = [spec.kind == OutputKind.USER_OUTPUT for spec in signature.output_specs]
     values = _ValueNumbers()
-    values.number_all(
+    values.number_nodes(
         exported.graph_module, {spec.arg.name: spec for spec in signature.input_specs}, exported.constants
     )
     both = [out for out, mine in zip(results_of(exported.graph), of_user, strict=True) if mine]
@@ -63,32 +63,32 @@ class _ValueNumbers:
     inputs: dict[Node, int] = field(factory=dict)
     first: dict[Node, int] = field(factory=dict)
 
-    def number(self, *key: object, of_input: bool = False) -> int:
+    def number_of(self, *key: object, of_input: bool = False) -> int:
         number = self.numbers.setdefault(key, len(self.numbers))
         if of_input:
             self.input_dependent.add(number)
         return number
 
-    def key_of(self, value: Argument) -> object:
+    def key_of(self, argument: Argument) -> object:
         """Return the value number of a node; for any other argument, a key made of its type and text."""
-        if isinstance(value, Node):
-            return self.nodes[value]
-        if isinstance(value, list | tuple):
-            return tuple(map(self.key_of, value))
-        if isinstance(value, slice):
-            return ("slice", *map(self.key_of, (value.start, value.stop, value.step)))
-        return f"{type(value).__name__} {value}"
+        if isinstance(argument, Node):
+            return self.nodes[argument]
+        if isinstance(argument, list | tuple):
+            return tuple(map(self.key_of, argument))
+        if isinstance(argument, slice):
+            return ("slice", *map(self.key_of, (argument.start, argument.stop, argument.step)))
+        return f"{type(argument).__name__} {argument}"
 
-    def number_all(
-        self, module: torch.fx.GraphModule, specs: Mapping[str, Argument], constants: Mapping[str, Argument]
+    def number_nodes(
+        self, module: torch.fx.GraphModule, input_specs: Mapping[str, Argument], constants: Mapping[str, Argument]
     ) -> None:
         for node in module.graph.nodes:
             if node.op == "placeholder":
-                self.number_placeholder(node, specs.get(node.name), constants)
+                self.number_placeholder(node, input_specs.get(node.name), constants)
             elif node.op == "get_attr":
                 inner = module.get_submodule(str(node.target)).modules()
                 graphs = [str(each.graph) for each in inner if isinstance(each, torch.fx.GraphModule)]
-                self.nodes[node] = self.number("attribute", *graphs)
+                self.nodes[node] = self.number_of("attribute", *graphs)
             elif node.target is AGAIN:
                 if not self.first:
                     self.begin_second_call()
@@ -100,36 +100,36 @@ class _ValueNumbers:
     def number_placeholder(self, node: Node, spec: Argument, constants: Mapping[str, Argument]) -> None:
         """Assign a value number to a placeholder; constants of equal value get equal numbers."""
         if spec.kind == InputKind.USER_INPUT:
-            self.nodes[node] = self.inputs[node] = self.number("input", node.name, of_input=True)
+            self.nodes[node] = self.inputs[node] = self.number_of("input", node.name, of_input=True)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            self.nodes[node] = self.registered[node] = self.number("registered", spec.target)
+            self.nodes[node] = self.registered[node] = self.number_of("registered", spec.target)
         else:
-            self.nodes[node] = self.number("constant", _constant_key(constants.get(str(spec.target))))
+            self.nodes[node] = self.number_of("constant", _constant_key(constants.get(str(spec.target))))
 
     def begin_second_call(self) -> None:
         """Begin to number the second call: values that depend on inputs get new numbers, buffers keep their numbers."""
         self.first = self.nodes
-        self.nodes = {n: self.number("before", v) if v in self.input_dependent else v for n, v in self.nodes.items()}
+        self.nodes = {n: self.number_of("before", v) if v in self.input_dependent else v for n, v in self.nodes.items()}
         self.nodes.update(self.registered)
 
     def number_call(self, node: Node) -> None:
         """Assign a value number to an operator call, and new numbers to the nodes whose memory it writes."""
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not free_unbacked_symbols(value):
-            self.nodes[node] = self.number("size", str(value))
+            self.nodes[node] = self.number_of("size", str(value))
             return
-        if _keeps_values(node):
+        if _only_copies_input(node):
             self.nodes[node] = self.nodes[node.all_input_nodes[0]]
             return
         arguments = [self.key_of(node.args), *((name, self.key_of(each)) for name, each in sorted(node.kwargs.items()))]
-        depends = any(self.nodes[each] in self.input_dependent for each in _value_reads(node))
-        self.nodes[node] = self.number(str(node.target), *arguments, of_input=depends)
+        depends = any(self.nodes[each] in self.input_dependent for each in _inputs_read_by_value(node))
+        self.nodes[node] = self.number_of(str(node.target), *arguments, of_input=depends)
         if mutates_argument(node):
             for written in _written_nodes(node):
-                self.nodes[written] = self.number("written", self.nodes[written], self.nodes[node], of_input=depends)
+                self.nodes[written] = self.number_of("written", self.nodes[written], self.nodes[node], of_input=depends)
 
 
-def _value_reads(node: Node) -> list[Node]:
+def _inputs_read_by_value(node: Node) -> list[Node]:
     """Return the arguments of an operator call whose elements it reads, not only their dtype, device or sizes."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     template = 1 if name.endswith("_as") else 0 if name.startswith("new_") or name.endswith("_like") else None
@@ -139,7 +139,7 @@ def _value_reads(node: Node) -> list[Node]:
     return [each for each in tree_leaves((others, dict(node.kwargs))) if isinstance(each, Node)]
 
 
-def _keeps_values(node: Node) -> bool:
+def _only_copies_input(node: Node) -> bool:
     """Return whether an operator call only copies its input: ``clone``, or a cast to the dtype that it already has."""
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     if name not in COPY_OPERATORS or not node.all_input_nodes:
@@ -153,7 +153,7 @@ def nodes_depending_on(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
     """Return the nodes that depend on ``inputs``, or on parameters and buffers that the graph writes."""
     found = set(inputs)
     for node in graph.nodes:
-        if not found.isdisjoint(_value_reads(node)):
+        if not found.isdisjoint(_inputs_read_by_value(node)):
             found.add(node)
         if node.op == "call_function" and mutates_argument(node):
             written = [*_written_nodes(node)]

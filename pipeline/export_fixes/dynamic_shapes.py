@@ -26,11 +26,11 @@ from pipeline.errors import CaptureError
 from pipeline.export_fixes.error_attribution import Inputs
 from pipeline.export_fixes.input_checks import (
     bind_args,
-    check_shapes,
-    dim_entries,
-    group_args,
-    group_kwargs,
-    leaf_specs,
+    check_dynamic_shapes,
+    entries_by_dim,
+    group_kwargs_entries,
+    group_varargs_entries,
+    leaves_with_entries,
 )
 from pipeline.export_fixes.module_copy import distinct_tensor
 from pipeline.inputs import Input, is_input
@@ -44,12 +44,12 @@ STATIC = (-1, -1)
 """Stands for the bounds of a dim that ``dynamic_shapes`` declares static without stating its size."""
 
 
-def is_dynamic(value: object) -> bool:
+def is_dynamic_input(value: object) -> bool:
     """Return whether a value is a `pipeline.Input` with a dynamic size."""
     return isinstance(value, Input) and value.is_dynamic
 
 
-def has_derived(shapes: object) -> bool:
+def has_derived_dims(shapes: object) -> bool:
     """Return whether any dim in these dynamic shapes is derived from another dim, such as ``4*s``."""
     return any(hasattr(dim, "root") for dim in tree_flatten(shapes)[0])
 
@@ -60,27 +60,27 @@ def merge_dynamic_shapes(
     """Return torch.export's ``dynamic_shapes`` for these inputs: the ranges of `Input` s merged with the user's
     ``shapes``. Raise `CaptureError` if a dim has two different ranges."""
     inputs = bind_args(model, args, kwargs)
-    shapes = group_args(model, inputs, shapes)
-    check_shapes(model, inputs, shapes)
+    shapes = group_varargs_entries(model, inputs, shapes)
+    check_dynamic_shapes(model, inputs, shapes)
     if callable(getattr(shapes, "dynamic_shapes", None)):  # a ShapesCollection
         shapes = shapes.dynamic_shapes(model, args, kwargs)
-    shapes = group_kwargs(model, shapes)
-    if any(map(is_dynamic, tree_flatten(inputs, is_leaf=is_input)[0])):
+    shapes = group_kwargs_entries(model, shapes)
+    if any(map(is_dynamic_input, tree_flatten(inputs, is_leaf=is_input)[0])):
         specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
-        merger = _Merger({dim.__name__ for dim in tree_flatten(shapes)[0] if isinstance(dim, Dim)})
+        merger = _RangeMerger({dim.__name__ for dim in tree_flatten(shapes)[0] if isinstance(dim, Dim)})
         shapes = {name: merger.merge(name, value, specs.get(name)) for name, value in inputs.items()}
         shapes = tree_map(merger.apply_input_range, shapes)
-    found = _raise_root_minimums(shapes)
-    _check_examples(inputs, found)
+    found = _set_root_minimums_to_two(shapes)
+    _check_example_sizes(inputs, found)
     return found
 
 
-def _check_examples(inputs: Mapping[str, object], shapes: Spec) -> None:
+def _check_example_sizes(inputs: Mapping[str, object], shapes: Spec) -> None:
     """Raise a `CaptureError` if an example tensor's size is outside the range that ``shapes`` has for the dim."""
     specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
-    rows = chain(*(leaf_specs(name, value, specs.get(name)) for name, value in inputs.items()))
+    rows = chain(*(leaves_with_entries(name, value, specs.get(name)) for name, value in inputs.items()))
     given = (
-        (path, x, *row) for path, x, spec in rows if isinstance(x, torch.Tensor) for row in dim_entries(spec).items()
+        (path, x, *row) for path, x, spec in rows if isinstance(x, torch.Tensor) for row in entries_by_dim(spec).items()
     )
     for path, value, dim, entry in given:
         (low, high), size = STATIC if isinstance(entry, int) else _entry_bounds(entry), value.shape[dim]
@@ -92,38 +92,38 @@ def _check_examples(inputs: Mapping[str, object], shapes: Spec) -> None:
 
 
 @define
-class _Merger:
+class _RangeMerger:
     """Merges the ranges of `Input` s with ``dynamic_shapes``. ``names``: the names of dims that are in use."""
 
     names: set[str]
     ranges: dict[str, tuple[int, int, str]] = Factory(dict)
     count: int = -1
 
-    def merge(self, path: str, value: Argument, spec: Spec) -> object:
-        """Return the ``dynamic_shapes`` entry of one input, merged from its `Input` s and the user's entry ``spec``."""
+    def merge(self, path: str, value: Argument, user_entry: Spec) -> object:
+        """Return one input's ``dynamic_shapes`` entry: the ranges of its `Input` s merged with the user's entry."""
         if isinstance(value, Input):
             self.count += 1
-            return self.merge_input(path, value, dim_entries(spec)) or None
+            return self.merge_input(path, value, entries_by_dim(user_entry)) or None
         if isinstance(value, torch.Tensor):
             self.count += 1
-            return spec
+            return user_entry
         if type(value) in (list, tuple):
-            given = spec if isinstance(spec, list | tuple) else [None] * len(value)
+            given = user_entry if isinstance(user_entry, list | tuple) else [None] * len(value)
             return type(value)(
                 self.merge(f"{path}[{i}]", *pair) for i, pair in enumerate(zip(value, given, strict=True))
             )
         if type(value) is dict:
-            return {k: self.merge(f"{path}[{k!r}]", v, (spec or {}).get(k)) for k, v in value.items()}
+            return {k: self.merge(f"{path}[{k!r}]", v, (user_entry or {}).get(k)) for k, v in value.items()}
         parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
         if len(parts) == 1 and parts[0] is value:
-            return spec
-        given = tree_flatten(spec, is_leaf=lambda part: part is not spec)[0] if spec is not None else []
+            return user_entry
+        given = [] if user_entry is None else tree_flatten(user_entry, is_leaf=lambda part: part is not user_entry)[0]
         given = given if len(given) == len(parts) else [None] * len(parts)
         merged = [self.merge(f"{path}[{i}]", *pair) for i, pair in enumerate(zip(parts, given, strict=True))]
         return nest_entries(value, merged, structure)
 
     def merge_input(self, path: str, value: Input, entries: dict[int, Any]) -> dict[int, Argument]:
-        own: dict[int, Any] = {dim: self.rename_dim(entry) for dim, entry in value.dynamic_shapes(self.count).items()}
+        own: dict[int, Any] = {d: self.with_unique_name(dim) for d, dim in value.dynamic_shapes(self.count).items()}
         for dim, entry in entries.items():
             if value.shape is None:
                 low, _, high = value.ranges[dim]
@@ -132,7 +132,7 @@ class _Merger:
                 own[dim] = entry
         return {dim: entry for dim, entry in own.items() if entry is not None}
 
-    def rename_dim(self, dim: Any) -> object:
+    def with_unique_name(self, dim: Any) -> object:
         """Return the dim under a new, unique name: if one Input is passed several times, its sizes are independent."""
         name = dim.__name__
         while name in self.names:
@@ -140,18 +140,18 @@ class _Merger:
         self.names.add(name)
         return Dim(name, min=dim.min, max=dim.max)
 
-    def merge_range(self, where: str, low: int, high: int, entry: Spec) -> object:
+    def merge_range(self, dim_name: str, low: int, high: int, entry: Spec) -> object:
         """Return a dim's ``dynamic_shapes`` entry with an Input's range; raise `CaptureError` if the ranges differ."""
         ends = _entry_bounds(entry)
         if low == high and (ends in ((low, low), STATIC) or not isinstance(entry, int | Dim)):
             return None
         if low == high or ends[0] not in (None, low) or ends[1] not in (None, high):
             both = f"{low}..{high} by pipeline.Input, {_entry_text(entry)} by dynamic_shapes"
-            raise CaptureError(f"{where} has two ranges: {both}", HINT)
+            raise CaptureError(f"{dim_name} has two ranges: {both}", HINT)
         if isinstance(entry, Dim) and not hasattr(entry, "root"):
-            other = self.ranges.setdefault(entry.__name__, (low, high, where))
+            other = self.ranges.setdefault(entry.__name__, (low, high, dim_name))
             if other[:2] != (low, high):
-                both = f"{other[0]}..{other[1]} for {other[2]}, {low}..{high} for {where}"
+                both = f"{other[0]}..{other[1]} for {other[2]}, {low}..{high} for {dim_name}"
                 raise CaptureError(f"Dim {entry.__name__!r} has two ranges by pipeline.Input: {both}", HINT)
             return entry
         return entry if isinstance(entry, Dim) else entry(min=low, max=high)
@@ -165,13 +165,13 @@ class _Merger:
             return entry
         low, high, _ = self.ranges[root.__name__]
         ranged = Dim(root.__name__, min=low, max=high)
-        return ranged if root is entry else _derived_dim(entry, ranged, 0)
+        return ranged if root is entry else _derive_from_new_root(entry, ranged, 0)
 
 
-def nest_entries(value: object, entries: list[Argument], structure: Spec) -> object:
+def nest_entries(container: object, entries: list[Argument], structure: Spec) -> object:
     """Nest the ``dynamic_shapes`` entries of a container's values. As torch.export requires, Python's containers keep
     their type, and libraries' pytree classes (even transformers' outputs, which are dicts) become lists."""
-    own = isinstance(value, tuple) or type(value) in (list, dict, OrderedDict, defaultdict, deque)
+    own = isinstance(container, tuple) or type(container) in (list, dict, OrderedDict, defaultdict, deque)
     return tree_unflatten(entries, structure) if own else entries
 
 
@@ -194,7 +194,7 @@ def _entry_text(entry: Spec) -> str:
     return f"{name} = {0 if low is None else low}..{'' if high is None else high}"
 
 
-def _raise_root_minimums(shapes: object) -> object:
+def _set_root_minimums_to_two(shapes: object) -> object:
     """Let each ``Dim`` that occurs only in derived dims (``4*s``) begin at 2, as torch.export requires."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     plain = {d.__name__ for d in dims if not hasattr(d, "root")}
@@ -205,12 +205,12 @@ def _raise_root_minimums(shapes: object) -> object:
             return entry
         by = 2 - int(root.min)
         end = {"max": root.max + by} if root.max < 2**63 - 1 else {}
-        return _derived_dim(entry, Dim(root.__name__, min=2, **end), by)
+        return _derive_from_new_root(entry, Dim(root.__name__, min=2, **end), by)
 
     return tree_map(shifted, shapes)
 
 
-def _derived_dim(entry: Spec, root: Any, shift: int) -> object:
+def _derive_from_new_root(entry: Spec, root: Any, shift: int) -> object:
     """Return an equal derived dim of another root: ``root`` is larger than the old root by ``shift``."""
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
     scaled, offset = (slope * root if slope != 1 else root), start - slope * shift
@@ -227,22 +227,22 @@ def relax_ranges(shapes: object) -> Iterator[object]:
 
 def extend_two_size_ranges(shapes: object) -> Iterator[object]:
     """Yield the dynamic shapes with ranges 1..2 extended to 1..3, since torch specializes dims whose range is 1..2."""
-    if any((isinstance(d, Dim) or _is_hint(d)) and d.max == 2 for d in tree_flatten(shapes)[0]):
-        yield tree_map(lambda entry: _relax_entry(entry, derived=True, room=1), shapes)
+    if any((isinstance(d, Dim) or _is_dim_dynamic_hint(d)) and d.max == 2 for d in tree_flatten(shapes)[0]):
+        yield tree_map(lambda entry: _relax_entry(entry, relax_derived=True, extra_size=1), shapes)
 
 
-def _is_hint(entry: object) -> bool:
+def _is_dim_dynamic_hint(entry: object) -> bool:
     """Return whether an entry is `Dim.DYNAMIC`, for which torch raises an error if it specializes the dim."""
     return isinstance(entry, type(Dim.DYNAMIC)) and entry.type == Dim.DYNAMIC.type
 
 
-def _relax_entry(entry: object, derived: bool, room: int = 0) -> object:
-    if _is_hint(entry):
-        return Dim.DYNAMIC(min=entry.min, max=entry.max + room) if entry.max == 2 else entry  # type: ignore[attr-defined]
-    if not isinstance(entry, Dim) or (hasattr(entry, "root") and not derived):
+def _relax_entry(entry: object, relax_derived: bool, extra_size: int = 0) -> object:
+    if _is_dim_dynamic_hint(entry):
+        return Dim.DYNAMIC(min=entry.min, max=entry.max + extra_size) if entry.max == 2 else entry  # type: ignore[attr-defined]
+    if not isinstance(entry, Dim) or (hasattr(entry, "root") and not relax_derived):
         return entry
     low, high = _entry_bounds(entry)
-    return Dim.AUTO(min=low, max=high + room if high == 2 else high)
+    return Dim.AUTO(min=low, max=high + extra_size if high == 2 else high)
 
 
 def is_about_plain_dims(violation: Exception, shapes: object) -> bool:
@@ -274,7 +274,7 @@ def requested_bounds(requests: Iterable[SizeRequest]) -> dict[str, tuple[int, in
     """
     found = dict[str, tuple[int, int | None]]()
     for size, entry in requests:
-        for symbol, low, high in _symbol_range(expression(size), *_entry_bounds(entry)):
+        for symbol, low, high in _symbol_and_range(expression(size), *_entry_bounds(entry)):
             least, most = found.get(symbol, (low, high))
             if symbol == str(size) and None not in (most, high) and (least, most) != (low, high):
                 log.warning(
@@ -292,8 +292,8 @@ def size_requests(
     exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object
 ) -> Iterator[SizeRequest]:
     """Yield each input size in an export for which ``shapes`` has an entry, with this entry."""
-    asked = _map_leaves(lambda value, spec: _DimRequests(dim_entries(spec)), bind_args(model, *inputs), shapes)
-    found = _nest_as_inputs(model, inputs, asked)
+    asked = _map_with_entries(lambda value, spec: _DimRequests(entries_by_dim(spec)), bind_args(model, *inputs), shapes)
+    found = _to_args_and_kwargs(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
         for dim, entry in wish.entries.items() if isinstance(wish, _DimRequests) else ():
@@ -312,14 +312,14 @@ def unify_shared_dims(requests: Iterable[SizeRequest]) -> bool:
 
 
 def unify_attention_lengths(exported: ExportedProgram) -> None:
-    """Make the number of keys and the number of values of each attention equal symbols, which torch does not check."""
+    """Make the symbols for the numbers of keys and values of each attention equal; torch does not check this itself."""
     for node in exported.graph.nodes:
         if node.target is torch.ops.aten.scaled_dot_product_attention.default:
             key, value = (argument(node, name).meta["val"] for name in ("key", "value"))
             torch._check(key.shape[-2] == value.shape[-2])
 
 
-def _symbol_range(size: Argument, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
+def _symbol_and_range(size: Argument, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
     """Yield the name and range of a size's symbol, computed from the range of the size, if it has a single symbol."""
     if isinstance(size, int) or len(size.free_symbols) != 1:
         return
@@ -353,41 +353,41 @@ def make_examples(
 ) -> Inputs:
     """Return the example inputs for an export: an `Input` becomes a tensor with dynamic sizes of at least 2; any other
     tensor gets a storage of its own, and dynamic sizes of at least 2; other values are unchanged."""
-    derived = has_derived(shapes)
+    derived = has_derived_dims(shapes)
 
     def example(value: object, spec: object) -> Argument:
         if isinstance(value, Input):
             return value.example(device_of(value))
         if not isinstance(value, torch.Tensor):
             return value
-        return distinct_tensor(value if derived else _enlarge_sizes(value, dim_entries(spec)))
+        return distinct_tensor(value if derived else _enlarge_dynamic_sizes(value, entries_by_dim(spec)))
 
-    return _nest_as_inputs(model, inputs, _map_leaves(example, bind_args(model, *inputs), shapes))
+    return _to_args_and_kwargs(model, inputs, _map_with_entries(example, bind_args(model, *inputs), shapes))
 
 
-def _nest_as_inputs(model: torch.nn.Module, inputs: Inputs, values: Mapping[str, object]) -> Inputs:
+def _to_args_and_kwargs(model: torch.nn.Module, inputs: Inputs, values_by_name: Mapping[str, object]) -> Inputs:
     """Convert values by the name of ``forward``'s parameter to positional and keyword inputs, as in ``inputs``."""
     first = inspect.signature(model.forward).bind_partial(*inputs[0])
-    first.arguments.update({name: values[name] for name in first.arguments})
-    rest = {name: value for each in values.values() if type(each) is dict for name, value in each.items()}
-    return first.args, {name: values[name] if name in values else rest[name] for name in inputs[1]}
+    first.arguments.update({name: values_by_name[name] for name in first.arguments})
+    rest = {name: value for each in values_by_name.values() if type(each) is dict for name, value in each.items()}
+    return first.args, {name: values_by_name[name] if name in values_by_name else rest[name] for name in inputs[1]}
 
 
-def _map_leaves(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
+def _map_with_entries(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
     """Replace each leaf of ``value`` by ``function(leaf, entry)``; the ``dynamic_shapes`` entry may be None."""
     if type(value) in (list, tuple):
         given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
-        return type(value)(_map_leaves(function, v, s) for v, s in zip(value, given, strict=True))
+        return type(value)(_map_with_entries(function, v, s) for v, s in zip(value, given, strict=True))
     if type(value) is dict:
         given = list(spec) if isinstance(spec, list | tuple) else spec
         specs = dict(zip(value, given, strict=False)) if isinstance(given, list) else (given or {})
-        return {k: _map_leaves(function, v, specs.get(k)) for k, v in value.items()}
+        return {k: _map_with_entries(function, v, specs.get(k)) for k, v in value.items()}
     if is_input(value) or isinstance(value, torch.Tensor):
         return function(value, spec)
     return tree_map(lambda leaf: function(leaf, None), value, is_leaf=is_input)
 
 
-def _enlarge_sizes(tensor: torch.Tensor, entries: Mapping[int, object]) -> torch.Tensor:
+def _enlarge_dynamic_sizes(tensor: torch.Tensor, entries: Mapping[int, object]) -> torch.Tensor:
     sizes = list(tensor.shape)
     for dim, entry in entries.items():
         high = None if isinstance(entry, int) else _entry_bounds(entry)[1]

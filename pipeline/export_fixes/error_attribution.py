@@ -25,8 +25,8 @@ from pipeline.inputs import Input, is_input
 from pipeline.records.wording import kind_of
 
 Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-Rows: TypeAlias = Sequence[tuple[tuple[Any, ...], object]]
-"""Rows of (path, leaf) for the leaves of the inputs."""
+PathsAndLeaves: TypeAlias = Sequence[tuple[tuple[Any, ...], object]]
+"""PathsAndLeaves of (path, leaf) for the leaves of the inputs."""
 
 NOT_MODEL_CODE: Final = (package_folder("torch"), package_folder("pipeline"), "<")
 """Path prefixes of files that are not a model's code: those of torch and of this package, and generated code."""
@@ -93,9 +93,9 @@ def error_with_cause(
         or _data_branch_error(error, model)
         or _unsupported_type_error(error, model, rows)
         or _not_a_tensor_error(error, model, inputs)
-        or _one_size_error(error, model)
+        or _specialized_size_error(error, model)
         or CaptureError(
-            f"torch.export cannot capture {type(model).__name__}{_line_of_error(error)}: {error_text(error)}"
+            f"torch.export cannot capture {type(model).__name__}{_model_line_suffix(error)}: {error_text(error)}"
         )
     )
 
@@ -115,20 +115,20 @@ def innermost_model_line(error: BaseException) -> tuple[CodeType, int] | None:
     return next((each for each in reversed(found) if not each[0].co_filename.startswith(NOT_MODEL_CODE)), None)
 
 
-def line_text(file: str, line: int) -> str:
+def source_line_text(file: str, line: int) -> str:
     """Return a source line as error messages print it: ``model.py:41, if x.sum() > 0:``."""
     return f"{Path(file).name}:{line}, {linecache.getline(file, line).strip()}".rstrip(", ")
 
 
-def _line_of_error(error: Exception) -> str:
+def _model_line_suffix(error: Exception) -> str:
     """Return as text the model's line that raised an error; empty if it is unknown or already in the message."""
     found = innermost_model_line(error)
     is_in_message = found is None or Path(found[0].co_filename).name in str(error)
-    return "" if found is None or is_in_message else f" at {line_text(found[0].co_filename, found[1])}"
+    return "" if found is None or is_in_message else f" at {source_line_text(found[0].co_filename, found[1])}"
 
 
-def _one_size_error(error: Exception, model: torch.nn.Module) -> CaptureError | None:
-    """Convert torch's error for a dynamic size that the model converts to a number; return None for other errors."""
+def _specialized_size_error(error: Exception, model: torch.nn.Module) -> CaptureError | None:
+    """Convert torch's error for a dynamic size that the model makes constant; return None for other errors."""
     found = _FIXED_SIZE.findall(str(error))
     if not found:
         return None
@@ -150,7 +150,7 @@ def _data_branch_error(error: Exception, model: torch.nn.Module) -> CaptureError
     if found is None:
         return None
     code, number = found
-    place = line_text(code.co_filename, number)
+    place = source_line_text(code.co_filename, number)
     if indexed := _index_error(error, type(model).__name__, place):
         return indexed
     does = "uses a tensor's value in a set or as a dict key" if is_key else "branches on a tensor's value"
@@ -171,30 +171,30 @@ def _index_error(error: Exception, model: str, line: str) -> CaptureError | None
     return CaptureError(why, f"{index}; {BRANCH_HINT if decides else VALUE_HINT}")
 
 
-def _device_error(error: Exception, model: torch.nn.Module, rows: Rows) -> CaptureError | None:
+def _device_error(error: Exception, model: torch.nn.Module, leaves: PathsAndLeaves) -> CaptureError | None:
     """Convert torch's error for tensors on two devices; name the inputs' and the model's devices. Else return None."""
     if not re.search("different devices|same device", str(error)):
         return None
-    given = [(path, v.device) for path, v in rows if isinstance(v, torch.Tensor)]
+    given = [(path, v.device) for path, v in leaves if isinstance(v, torch.Tensor)]
     found = [f"input {_input_name(model, path)} is on {device}" for path, device in given]
     homes = dict.fromkeys(str(tensor.device) for tensor in chain(model.parameters(), model.buffers()))
     every, line = {*homes, *(str(device) for _, device in given)}, innermost_model_line(error)
     if len(every) == 1 and line is not None:
-        where = "a tensor that the model creates or holds is on another device than the model and its inputs"
-        hint = "create it on the same device: torch.tensor(…, device=x.device)"
-        return CaptureError(f"{where}: {line_text(line[0].co_filename, line[1])}: {error_text(error)}", hint)
+        place = source_line_text(line[0].co_filename, line[1])
+        why = f"a tensor that the model creates or holds is on another device than the model and its inputs: {place}"
+        return CaptureError(f"{why}: {error_text(error)}", "create it on that device: torch.tensor(…, device=x.device)")
     found += [f"the model is on {' and '.join(homes)}"] if homes else []
     hint = "move them to one device: model.to(…), x.to(…), Input(…, device=…)"
-    return CaptureError(f"{', '.join(found)}: {error_text(error)}", hint)
+    return CaptureError(f"tensors are on different devices: {', '.join(found)}: {error_text(error)}", hint)
 
 
-def _unsupported_type_error(error: Exception, model: torch.nn.Module, rows: Rows) -> CaptureError | None:
+def _unsupported_type_error(error: Exception, model: torch.nn.Module, leaves: PathsAndLeaves) -> CaptureError | None:
     """Convert torch's error for an input or output of an unsupported type; return None for other errors."""
-    for path, value in rows:
+    for path, value in leaves:
         if f"Unsupported input type {type(value)}" in str(error):
             hint = "pass tensors, numbers, strings or containers of these; a constant can be an attribute of the model"
             if isinstance(value, type):
-                return CaptureError(f"input {_input_name(model, path)} is the class {value.__name__}", hint)
+                return CaptureError(f"input {_input_name(model, path)} is the class {value.__name__} itself", hint)
             if type(value).__module__ == "numpy":
                 hint = f"pass a tensor: torch.{'from_numpy' if type(value).__name__ == 'ndarray' else 'tensor'}(…)"
             elif is_dataclass(value):
@@ -204,7 +204,7 @@ def _unsupported_type_error(error: Exception, model: torch.nn.Module, rows: Rows
             )
     if "argument of type: <class 'torch._C.Generator'>" in str(error):  # before 2.13, which captures it
         return CaptureError(GENERATOR_MESSAGE)
-    if (returned := _unsupported_result(error)) is not None:
+    if (returned := _unsupported_output_type(error)) is not None:
         known = f"call torch.export.register_dataclass({returned}) if it is a dataclass"
         hint = f"return tensors, numbers or containers of these; {known}"
         return CaptureError(f"{type(model).__name__} returns a {returned}, which torch.export does not know", hint)
@@ -226,11 +226,11 @@ def _not_a_tensor_error(error: Exception, model: torch.nn.Module, inputs: Inputs
             ):
                 shown = repr(value) if len(repr(value)) <= 60 else kind_of(value)
                 why = f"input {_input_name(model, path)} is {shown}, and the model expects a tensor"
-                return CaptureError(why, _tensor_hint(value))
+                return CaptureError(why, _hint_to_make_tensor(value))
     return None
 
 
-def _leaves_with_paths(inputs: Inputs, is_leaf: Callable[[object], bool]) -> Rows:
+def _leaves_with_paths(inputs: Inputs, is_leaf: Callable[[object], bool]) -> PathsAndLeaves:
     """Return the leaves of each input, with their paths. The tuple of all positional inputs is not a leaf."""
     return tree_flatten_with_path(inputs, is_leaf=lambda value: value is not inputs[0] and is_leaf(value))[0]
 
@@ -245,7 +245,7 @@ def _is_nested_numbers(value: object) -> bool:
     return _is_shape(value) or (isinstance(value, tuple | list) and bool(value) and all(map(_is_nested_numbers, value)))
 
 
-def _tensor_hint(value: object) -> str:
+def _hint_to_make_tensor(value: object) -> str:
     """Return a hint with code that makes a tensor from a string, a shape or numbers."""
     if isinstance(value, str):
         return "pipeline.Input.parse reads a text such as '1..8x3x224x224:float16'"
@@ -254,7 +254,7 @@ def _tensor_hint(value: object) -> str:
     return "convert it to a tensor: torch.tensor(…)"
 
 
-def _unsupported_result(error: Exception) -> str | None:
+def _unsupported_output_type(error: Exception) -> str | None:
     """Return the type of an output that torch.export does not support; None if the error is not about an output. Before
     2.13, torch looks the output up in a table, which fails for unhashable types."""
     found = re.search(r"Found <class '(?:.*\.)?(.+?)'> in output", str(error))

@@ -32,7 +32,7 @@ from pipeline.aten.naming import make_unique, origin_of
 from pipeline.aten.own_ops import SIZE
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.errors import CaptureError, source_line_in
-from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, line_text
+from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, source_line_text
 from pipeline.export_fixes.patching import Kernel
 
 HINT: Final = (
@@ -82,8 +82,8 @@ decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example",
 """Collects the conditions that the example input decides during an export; None at other times."""
 
 
-def compute_example_values(orig: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
-    """Wrap `FakeTensorMode.__init__`, so that the mode computes the example's values beside fake tensors."""
+def init_with_example_values(orig: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
+    """Wrap `FakeTensorMode.__init__`, so that the mode computes the example's values in addition to fake tensors."""
     orig(mode, **options)
     mode.propagate_real_tensors, mode.cache_enabled = True, False
     mode.fake_tensor_converter = FakeTensorConverter(copy_data=True, export=bool(options.get("export")))
@@ -97,7 +97,7 @@ def record_decision(_: Kernel, shape_env: object, condition: Argument, answer: A
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(NOT_MODEL_CODE):
         frame = frame.f_back
-    place = "the model" if frame is None else line_text(frame.f_code.co_filename, frame.f_lineno)
+    place = "the model" if frame is None else source_line_text(frame.f_code.co_filename, frame.f_lineno)
     symbols = {str(symbol) for symbol in condition.free_symbols}
     for symbol in filter(_DATA_SYMBOL.fullmatch, sorted(symbols)):
         found.lines.setdefault(symbol, {})[place] = None
@@ -107,7 +107,7 @@ def record_decision(_: Kernel, shape_env: object, condition: Argument, answer: A
         found.float_lines[place] = None
 
 
-def keep_dynamic_length(orig: Kernel, value: Argument) -> Argument:
+def len_keeping_symbols(orig: Kernel, value: Argument) -> Argument:
     """Wrap `len` to return a data-dependent size as a symbol instead of the example's number."""
     rows = value.shape[0] if isinstance(value, FakeTensor) and value.dim() else None
     return rows if isinstance(rows, torch.SymInt) and free_unbacked_symbols(rows) else orig(value)
@@ -122,7 +122,7 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
     """
     if decisions.float_lines:
         place = next(iter(decisions.float_lines))
-        raise CaptureError(f"a branch at {place} depends on a float: the program would hold for its value only", HINT)
+        raise CaptureError(f"a branch at {place} reads a float: the program would be valid for its value only", HINT)
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
     tensors = _NumberTensors(graph)
     for node in list(graph.nodes):
@@ -134,7 +134,7 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
                 found.setdefault(place, []).append(tensors.negation_of(node.args[0]))
     for symbol in sorted(decisions.lines.keys() - seen):
         place = " or ".join(decisions.lines[symbol])
-        raise CaptureError(f"a program could not check the data-dependent condition at {place} in its calls", HINT)
+        raise CaptureError(f"calls of the program could not check the data-dependent condition at {place}", HINT)
     end = graph.output_node()
     with graph.inserting_before(end):
         made = [tensors.disjunction_of(each) for each in found.values()]
@@ -181,10 +181,10 @@ class _NumberTensors:
     def tensor_of(self, number: Node) -> Node:
         if number not in self.made:
             with self.graph.inserting_before(number):
-                self.made[number] = self._emit_number(number, number.target, number.args)
+                self.made[number] = self._emit_number_tensor(number, number.target, number.args)
         return self.made[number]
 
-    def _emit_number(self, number: Node, target: Target, args: tuple[Argument, ...]) -> Node:
+    def _emit_number_tensor(self, number: Node, target: Target, args: tuple[Argument, ...]) -> Node:
         if target in NUMBER_READS:
             dtype = args[0].meta["val"].dtype
             one = self.emit(aten.reshape.default, dtype, number, args[0], [])
@@ -196,10 +196,8 @@ class _NumberTensors:
         operator = TENSOR_OPERATORS.get(target)
         first = next((self.tensor_of(arg) for arg in args if isinstance(arg, Node)), None)
         if operator is None or first is None:
-            why = (
-                f"the data-dependent number at {source_line_in(number.meta) or number.name} cannot be checked in a call"
-            )
-            raise CaptureError(f"{why} ({target})", HINT)
+            place = source_line_in(number.meta) or number.name
+            raise CaptureError(f"calls cannot check the data-dependent number at {place} ({target})", HINT)
         given = [
             self.tensor_of(arg) if isinstance(arg, Node) else self.emit_constant(number, arg, first) for arg in args
         ]
@@ -211,11 +209,11 @@ class _NumberTensors:
         dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float32)
         return self.emit(aten.full.default, dtype, number, [], value, dtype=dtype, device=like.meta["val"].device)
 
-    def emit(self, target: Target, kind: torch.dtype, like: Node, /, *args: Argument, **options: Argument) -> Node:
-        """Append an operator call whose 0-d result has dtype ``kind``; its source line is that of ``like``."""
+    def emit(self, target: Target, dtype: torch.dtype, source: Node, /, *args: Argument, **options: Argument) -> Node:
+        """Append an operator call whose 0-d result has this dtype; it gets the source line of the node ``source``."""
         made = self.graph.call_function(target, args, options)
         made.name = make_unique("decided", self.names)
         device = next((each.meta["val"].device for each in args if isinstance(each, Node)), options.get("device"))
         with self.mode:
-            made.meta = {**origin_of(like.meta), "val": torch.empty((), dtype=kind, device=device)}
+            made.meta = {**origin_of(source.meta), "val": torch.empty((), dtype=dtype, device=device)}
         return made

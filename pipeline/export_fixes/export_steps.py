@@ -19,8 +19,8 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from pipeline.aten.tracing_thread import is_tracing
 from pipeline.aten.types import Argument
-from pipeline.export_fixes.error_attribution import FIXES_HEADING, NOT_MODEL_CODE, line_text
-from pipeline.export_fixes.interrupts import set_variable, undo_at_exit
+from pipeline.export_fixes.error_attribution import FIXES_HEADING, NOT_MODEL_CODE, source_line_text
+from pipeline.export_fixes.interrupts import set_contextvar, undo_at_exit
 from pipeline.export_fixes.patching import Kernel
 from pipeline.shapes.environment import shape_of
 
@@ -52,14 +52,14 @@ def _is_redundant_copy(node: torch.fx.Node) -> bool:
 _violations: ContextVar[list[ConstraintViolationError] | None] = ContextVar("violations", default=None)
 
 
-def collect_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
+def collect_range_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
     """Return a context in which an export completes although a requested range is wider than the model accepts. The
     list receives the errors that torch.export would raise at the end of the trace."""
-    return set_variable(_violations, [])
+    return set_contextvar(_violations, [])
 
 
-def store_violations(orig: Callable[..., object], fake_mode: Any, *args: object, **kwargs: object) -> Argument:
-    """Wrap `produce_guards_and_solve_constraints`: in `collect_violations`, store errors instead of raising them."""
+def store_range_violations(orig: Callable[..., object], fake_mode: Any, *args: object, **kwargs: object) -> Argument:
+    """Wrap `produce_guards_and_solve_constraints`: in `collect_range_violations`, store its errors, and raise none."""
     try:
         return orig(fake_mode, *args, **kwargs)
     except ConstraintViolationError as error:
@@ -79,7 +79,7 @@ def _specializing_lines(shape_env: Any) -> str:
         if not isinstance(frame, traceback.FrameSummary) or not any(side.is_Integer for side in sides):
             continue
         if not frame.filename.startswith(NOT_MODEL_CODE):
-            found[line_text(frame.filename, frame.lineno or 0)] = None
+            found[source_line_text(frame.filename, frame.lineno or 0)] = None
     places = "".join(f"\n  - {place}" for place in found)
     why = "The model converts sizes to numbers, or compares sizes with numbers, which may be from its last call:"
     return f"\n{why}{places}" if places else ""
@@ -95,7 +95,7 @@ def redirect_log(orig: Callable[..., None], logger: logging.Logger, record: logg
         orig(logger, record)
 
 
-def suppress_advice(_: Callable[..., object], error: Argument) -> None:
+def suppress_error_advice(_: Callable[..., object], error: Argument) -> None:
     """Replace `get_class_if_classified_error`, so that torch prints no advice and no graph before an error."""
     if hasattr(error, "partial_fx_graph"):
         log.debug("what was traced before the error:\n%s", error.partial_fx_graph)
@@ -117,7 +117,7 @@ def suppress_repeated_warning(reason: str) -> None:
         dynamos.addFilter(repeats)
 
 
-def trace_own_call(
+def trace_call(
     orig: Kernel, tracer: Argument, module: Argument, forward: Kernel, args: Argument, kwargs: Argument
 ) -> object:
     """Wrap the tracer's `call_module` so that calls of other threads run untraced. The tracer replaces
@@ -125,7 +125,7 @@ def trace_own_call(
     return orig(tracer, module, forward, args, kwargs) if is_tracing() else forward(*args, **kwargs)
 
 
-def trace_own_attribute(orig: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
+def trace_getattr(orig: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
     """Wrap the tracer's `getattr` so that threads which do not trace get a module's own attributes, not proxies."""
     return orig(tracer, name, value, proxies) if is_tracing() else value
 

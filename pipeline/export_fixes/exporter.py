@@ -22,15 +22,15 @@ from pipeline.aten.types import Spec
 from pipeline.errors import CaptureError, PipelineError, error_text, source_line
 from pipeline.export_fixes import branches, input_checks, module_methods, packed_sequence
 from pipeline.export_fixes import dynamic_shapes as ranges
-from pipeline.export_fixes.attempts import ATTEMPTS, NUMBERS, FirstExport, TraceMode, clear_remembered_shapes
+from pipeline.export_fixes.attempts import ATTEMPTS, NUMBERS, FirstExport, TraceMode, clear_stored_shapes
 from pipeline.export_fixes.error_attribution import BRANCH_HINT, Inputs, error_with_cause
 from pipeline.export_fixes.example_guards import Decisions, add_decision_outputs, decisions
-from pipeline.export_fixes.export_steps import collect_violations, has_transforms
+from pipeline.export_fixes.export_steps import collect_range_violations, has_transforms
 from pipeline.export_fixes.fake_device_copy import attribute_tensors, is_on_other_device, make_fake_copy
-from pipeline.export_fixes.interrupts import set_variable
+from pipeline.export_fixes.interrupts import set_contextvar
 from pipeline.export_fixes.known_values import track_values
 from pipeline.export_fixes.model_state import KeptState, kept_state, record_export, watch_state
-from pipeline.export_fixes.patch_contexts import decide_by_example, export_quantizers, patch_for_export, patch_for_mode
+from pipeline.export_fixes.patch_contexts import decide_by_example, patch_for_export, patch_for_mode, patch_modelopt
 from pipeline.export_fixes.requests import ExportNotes, check_request
 from pipeline.export_fixes.restore_model_state import restore_model
 from pipeline.export_fixes.runtime_asserts import Checks, checks, reject_caught_errors
@@ -99,39 +99,39 @@ def signature_of(model: object) -> tuple[Parameter, ...]:
 
 
 def _export_model(
-    export: _Exporter, shapes: Spec, constants: Mapping[int, Constant], settings: CompilationSettings
+    exporter: _Exporter, shapes: Spec, constants: Mapping[int, Constant], settings: CompilationSettings
 ) -> tuple[ExportedProgram, ExportNotes]:
     """Return the exported model and its notes; if it fails and settings allow it, let the example decide branches."""
     try:
-        return _export_with_notes(export, shapes, constants, "python")
+        return _export_with_notes(exporter, shapes, constants, "python")
     except CaptureError:
-        has_values = not any(map(is_input, tree_leaves(export.inputs, is_leaf=is_input)))
-        if settings.decisions != "example" or export.is_on_other_device or not has_values:
+        has_values = not any(map(is_input, tree_leaves(exporter.inputs, is_leaf=is_input)))
+        if settings.decisions != "example" or exporter.is_on_other_device or not has_values:
             raise
-    return _export_with_notes(export, shapes, constants, "example")
+    return _export_with_notes(exporter, shapes, constants, "example")
 
 
 def _export_with_notes(
-    export: _Exporter, shapes: Spec, constants: Mapping[int, Constant], mode: TraceMode
+    exporter: _Exporter, shapes: Spec, constants: Mapping[int, Constant], mode: TraceMode
 ) -> tuple[ExportedProgram, ExportNotes]:
     with (
-        set_variable(kept_state, KeptState(export.model)) as kept,
-        set_variable(checks, Checks()) as found,
+        set_contextvar(kept_state, KeptState(exporter.model)) as kept,
+        set_contextvar(checks, Checks()) as found,
         track_values(constants) as known,
-        set_variable(module_methods.gradients_are_on, torch.is_grad_enabled()),
-        set_variable(decisions, Decisions()) as decided,
+        set_contextvar(module_methods.gradients_are_on, torch.is_grad_enabled()),
+        set_contextvar(decisions, Decisions()) as decided,
     ):
-        exported = export.first_success(shapes, mode)
+        exported = exporter.first_success(shapes, mode)
         kept.raise_if_stateful()
         if found.caught and mode == "python":
             why = f"the model checks its data at {found.caught}, and may catch the error: the branch is data-dependent"
             raise CaptureError(why, BRANCH_HINT)
-    _check_training(export.model, exported)
+    _warn_of_training_operator(exporter.model, exported)
     places = add_decision_outputs(exported, decided) if mode == "example" else ()
     return exported, ExportNotes(checks=tuple(found.places), reads=known.read_buffers, decisions=places)
 
 
-def _check_training(model: torch.nn.Module, exported: ExportedProgram) -> None:
+def _warn_of_training_operator(model: torch.nn.Module, exported: ExportedProgram) -> None:
     """Warn of the first operator that computes as in training (dropout, say), which is rarely intended."""
     for node in exported.graph.nodes if getattr(model, "training", False) else ():
         if isinstance(node.target, OpOverload):
@@ -158,11 +158,11 @@ class _Exporter:
 
     def first_success(self, shapes: Spec, mode: TraceMode) -> ExportedProgram:
         """Return the first export that succeeds: with the requested shapes, or else by a retry of the table."""
-        with collect_violations() as violations:
-            exported, error = self.export_first(shapes, mode, violations)
-            ours = any(map(ranges.is_dynamic, tree_flatten(self.inputs, is_leaf=is_input)[0]))
+        with collect_range_violations() as violations:
+            exported, error = self.export_as_requested(shapes, mode, violations)
+            ours = any(map(ranges.is_dynamic_input, tree_flatten(self.inputs, is_leaf=is_input)[0]))
             fixed = exported is not None and ranges.has_specialized_dim(exported, shapes)
-            narrower = bool(violations) and not ranges.has_derived(shapes)
+            narrower = bool(violations) and not ranges.has_derived_dims(shapes)
             first = FirstExport(self.model, shapes, mode, error, ours, fixed, narrower)
             if exported is not None and error is None:
                 count = count_specialized_numbers(exported.graph) if mode == "python" else 0
@@ -175,14 +175,14 @@ class _Exporter:
             ) from error
         return found
 
-    def export_first(
+    def export_as_requested(
         self, shapes: Spec, mode: TraceMode, violations: Sequence[Exception]
     ) -> tuple[ExportedProgram | None, Exception | None]:
-        """Export with the requested shapes. Return the export or None, and the error if it failed or lacks a range."""
+        """Export with the requested shapes. Return the export or None, and an error if it failed or lacks a range."""
         try:
             exported = self.export_once(shapes, mode)
-            kept = not ranges.has_derived(shapes) or all(ranges.is_about_plain_dims(e, shapes) for e in violations)
-            if violations and not (kept and self.has_ranges(exported, shapes)):
+            kept = not ranges.has_derived_dims(shapes) or all(ranges.is_about_plain_dims(e, shapes) for e in violations)
+            if violations and not (kept and self.keeps_ranges_dynamic(exported, shapes)):
                 return exported, UserError(UserErrorType.CONSTRAINT_VIOLATION, str(violations[0]))
         except PipelineError:  # the model's interpreter, in words of our own
             raise
@@ -190,16 +190,16 @@ class _Exporter:
             return None, error
         return exported, None
 
-    def retry(self, first: FirstExport, fixed_count: int | None = None) -> ExportedProgram | None:
+    def retry(self, first: FirstExport, specialized_count: int | None = None) -> ExportedProgram | None:
         """Return the export of the first attempt of the table that has the requested ranges and fewer than
-        ``fixed_count`` specialized numbers; None if no attempt succeeds."""
+        ``specialized_count`` specialized numbers; None if no attempt succeeds."""
         name = type(self.model).__name__
-        for attempt in ATTEMPTS if fixed_count is None else (NUMBERS,):
+        for attempt in ATTEMPTS if specialized_count is None else (NUMBERS,):
             for shapes, way in attempt.exports_to_try(first):
                 try:
                     exported = self.export_once(shapes, way)
-                    fewer = fixed_count is None or count_specialized_numbers(exported.graph) < fixed_count
-                    if self.has_ranges(exported, first.shapes) and fewer:
+                    fewer = specialized_count is None or count_specialized_numbers(exported.graph) < specialized_count
+                    if self.keeps_ranges_dynamic(exported, first.shapes) and fewer:
                         log.info("%s is exported by the attempt %r: %s", name, attempt.name, attempt.changes)
                         return exported
                     log.debug("%s: the attempt %r gave other ranges, or fixed a number", name, attempt.name)
@@ -207,14 +207,14 @@ class _Exporter:
                     log.debug("%s: the attempt %r failed: %s", name, attempt.name, error_text(error))
         return None
 
-    def has_ranges(self, exported: ExportedProgram, shapes: Spec) -> bool:
+    def keeps_ranges_dynamic(self, exported: ExportedProgram, shapes: Spec) -> bool:
         """Return whether each dim that has a range in ``shapes`` is dynamic in an export made with relaxed ranges."""
         wishes = ranges.size_requests(exported, self.model, self.inputs, shapes)
         return not ranges.has_specialized_dim(exported, shapes) and ranges.unify_shared_dims(wishes)
 
     def export_once(self, shapes: Spec, mode: TraceMode) -> ExportedProgram:
         """Export once, with these dynamic shapes and this trace mode."""
-        model, place = self.model, input_checks.example_devices(self.model, self.inputs, self.device)
+        model, place = self.model, input_checks.device_chooser(self.model, self.inputs, self.device)
         inputs = ranges.make_examples(model, self.inputs, shapes, place)
         if self.device is not None and is_on_other_device(self.device, model, inputs):
             model, inputs = make_fake_copy(self.device, model, inputs)
@@ -223,11 +223,11 @@ class _Exporter:
             warnings.catch_warnings(),
             patch_for_export(),
             restore_model(model),
-            _mode_context(mode, model),
-            export_quantizers(),
+            _trace_mode_context(mode, model),
+            patch_modelopt(),
             nullcontext() if mode == "bytecode" else watch_state(model, mode == "example"),
             reject_caught_errors(),
-            set_variable(branches.trace, branches.Trace()),
+            set_contextvar(branches.trace, branches.Trace()),
         ):
             warnings.simplefilter("ignore")
             if mode == "autograd":
@@ -239,14 +239,14 @@ class _Exporter:
         if mode != "autograd" and has_transforms(exported.graph_module):
             return self.export_once(shapes, "autograd")
         ranges.unify_attention_lengths(exported)
-        packed_sequence.remove_unused_data(exported)
+        packed_sequence.remove_unused_packed_data(exported)
         record_export(partial(self.export_once, shapes, mode))
         return exported
 
 
-def _mode_context(mode: TraceMode, model: torch.nn.Module) -> AbstractContextManager[None]:
+def _trace_mode_context(mode: TraceMode, model: torch.nn.Module) -> AbstractContextManager[None]:
     if mode == "anew":
-        return clear_remembered_shapes(model)
+        return clear_stored_shapes(model)
     if mode == "example":
         return decide_by_example()
     return patch_for_mode(mode) if mode in ("called", "comparing") else nullcontext()

@@ -5,8 +5,8 @@ have; they have no values and need no memory. The captured program holds the use
 
 For ``x[0]``, ``x.to("cuda")`` and gradients, torch asks the device guard for the current device. In CUDA builds on a
 machine without a GPU, ``FakeTensorMode`` installs a guard that returns 0. CPU-only builds have no guard, and raise "not
-linked with support for cuda devices" (torch 2.11 to 2.13). There `ensure_cuda_guard` installs torch's own base class
-for guards written in Python. Real tensors on ``cuda`` remain impossible.
+linked with support for cuda devices" (torch 2.11 to 2.13). There `ensure_cuda_device_guard` installs torch's own base
+class for guards written in Python. Real tensors on ``cuda`` remain impossible.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def make_fake_copy(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple
     ``_apply`` so that ``model.to(device)`` moves it. Tensors of few elements, such as strides, keep their values.
     Raise a `CaptureError` if a module cannot be copied, or if its ``_apply`` fails."""
     if device == "cuda":
-        ensure_cuda_guard()
+        ensure_cuda_device_guard()
     fakes = _FakeFactory(FakeTensorMode(allow_non_fake_inputs=True), device)
     memo = {id(t): fakes.fake_of(t) for t in (*model.parameters(), *model.buffers())}
     for buffer in model.buffers():
@@ -109,7 +109,7 @@ GUARD_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _lock = threading.Lock()
 
 
-def ensure_cuda_guard() -> None:
+def ensure_cuda_device_guard() -> None:
     """Install a permanent device guard for CUDA if torch has none; raise `CaptureError` if torch rejects it."""
     if torch.backends.cuda.is_built():
         return

@@ -34,8 +34,7 @@ def check_arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], d
 
 
 def check_module(model: torch.nn.Module) -> None:
-    """Raise `TypeError` for an already compiled module, and `CaptureError` for a module whose parameters have no
-    values."""
+    """Raise `TypeError` for an already compiled module, and `CaptureError` if its parameters have no values."""
     if isinstance(model, CompiledModule):
         raise TypeError("the model is already compiled: call it, or pass the original nn.Module to compile it again")
     check_values(chain(model.named_parameters(), model.named_buffers()))
@@ -51,7 +50,7 @@ def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
             )
 
 
-def example_devices(model: torch.nn.Module, inputs: object, fake_device: str | None) -> Callable[[Input], torch.device]:
+def device_chooser(model: torch.nn.Module, inputs: object, fake_device: str | None) -> Callable[[Input], torch.device]:
     """Return a function from an `Input` to its example tensor's device: the Input's own, else that of the model's
     tensors, else that of other inputs. It is the CPU if the capture traces for another device (``fake_device``)."""
     cpu = torch.device("cpu")
@@ -85,7 +84,7 @@ def _inputs_hint(signature: inspect.Signature, args: tuple[object, ...], kwargs:
     return f"given: {given}" if given else "pass its inputs: args=(x,), or kwargs={…} by name"
 
 
-def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], shapes: object) -> None:
+def check_dynamic_shapes(model: torch.nn.Module, inputs: Mapping[str, object], shapes: object) -> None:
     """Raise an error if ``shapes`` names missing inputs or dims, so that every entry has an effect.
 
     Raises:
@@ -94,12 +93,12 @@ def check_shapes(model: torch.nn.Module, inputs: Mapping[str, object], shapes: o
     """
     if shapes is None or callable(getattr(shapes, "dynamic_shapes", None)):  # a ShapesCollection has tensors, not names
         return
-    for path, value, spec in chain(*(leaf_specs(*row) for row in input_specs(model, inputs, shapes))):
-        _check_entries(path, len(value.ranges) if isinstance(value, Input) else value.dim(), spec)
+    for path, value, spec in chain(*(leaves_with_entries(*row) for row in input_entries(model, inputs, shapes))):
+        _check_dim_entries(path, len(value.ranges) if isinstance(value, Input) else value.dim(), spec)
 
 
-def input_specs(model: torch.nn.Module, inputs: Mapping[str, Any], shapes: object) -> list[tuple[str, object, object]]:
-    """Return (name, value, ``shapes`` entry) for each input; raise the errors of `check_shapes`."""
+def input_entries(model: torch.nn.Module, inputs: Mapping[str, Any], shapes: object) -> list[tuple[str, Any, object]]:
+    """Return (name, value, ``shapes`` entry) for each input; raise the errors of `check_dynamic_shapes`."""
     names = ", ".join(inputs) or "none"
     if isinstance(shapes, Mapping):
         parameters = inspect.signature(model.forward).parameters.values()
@@ -114,26 +113,26 @@ def input_specs(model: torch.nn.Module, inputs: Mapping[str, Any], shapes: objec
     raise TypeError(f"dynamic_shapes is {kind_of(shapes)}: pass a dict by the names of inputs ({names}), or a tuple")
 
 
-def leaf_specs(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor | Input, object]]:
+def leaves_with_entries(path: str, value: object, spec: object) -> Iterator[tuple[str, torch.Tensor | Input, object]]:
     """Yield (path, leaf, entry) for each tensor and `Input` in a value that has an entry in ``spec``."""
     if isinstance(value, torch.Tensor | Input):
         if spec is not None:
             yield path, value, spec
     elif isinstance(value, list | tuple) and isinstance(spec, list | tuple) and len(value) == len(spec):
         for i, pair in enumerate(zip(value, spec, strict=True)):
-            yield from leaf_specs(f"{path}[{i}]", *pair)
+            yield from leaves_with_entries(f"{path}[{i}]", *pair)
     elif isinstance(value, Mapping) and isinstance(spec, Mapping):
         for key in [key for key in value if key in spec]:
-            yield from leaf_specs(f"{path}[{key!r}]", value[key], spec[key])
+            yield from leaves_with_entries(f"{path}[{key!r}]", value[key], spec[key])
 
 
-def dim_entries(spec: Spec) -> dict[int, Argument]:
+def entries_by_dim(spec: Spec) -> dict[int, Argument]:
     """Return a tensor's ``dynamic_shapes`` entries as a dict by dim, without dims that have no entry."""
     pairs = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
     return {dim: entry for dim, entry in pairs if entry is not None}
 
 
-def _check_entries(path: str, rank: int, spec: object) -> None:
+def _check_dim_entries(path: str, rank: int, spec: object) -> None:
     if not isinstance(spec, Mapping | list | tuple):
         raise TypeError(
             f"dynamic_shapes for {path} is {kind_of(spec)}: pass a dict from dimensions to {ENTRY_KINDS}, or a tuple"
@@ -148,7 +147,7 @@ def _check_entries(path: str, rank: int, spec: object) -> None:
             raise TypeError(f"dynamic_shapes for dimension {dim} of {path} is {entry!r}: expected {ENTRY_KINDS}")
 
 
-def group_args(model: torch.nn.Module, inputs: Mapping[str, Argument], shapes: Spec) -> Spec:
+def group_varargs_entries(model: torch.nn.Module, inputs: Mapping[str, Argument], shapes: Spec) -> Spec:
     """Return ``shapes`` by position, with a single tuple for all inputs that ``forward`` accepts as ``*args``. Raise
     `ValueError` if the number of entries is not the number of inputs."""
     parameters = inspect.signature(model.forward).parameters.values()
@@ -158,7 +157,7 @@ def group_args(model: torch.nn.Module, inputs: Mapping[str, Argument], shapes: S
     first, count = list(inputs).index(name), len(inputs[name])
     whole = first < len(shapes) and isinstance(shapes[first], list | tuple | None)
     if not shapes or (
-        len(shapes) == len(inputs) and (whole if count != 1 else _is_varargs(shapes[first], *inputs[name]))
+        len(shapes) == len(inputs) and (whole if count != 1 else _is_varargs_entry(shapes[first], *inputs[name]))
     ):
         return shapes
     if len(shapes) != len(inputs) - 1 + count:
@@ -168,14 +167,14 @@ def group_args(model: torch.nn.Module, inputs: Mapping[str, Argument], shapes: S
     return (*shapes[:first], tuple(shapes[first : first + count]), *shapes[first + count :])
 
 
-def _is_varargs(spec: object, value: object) -> bool:
+def _is_varargs_entry(spec: object, value: object) -> bool:
     """Return whether a ``dynamic_shapes`` entry is for a tuple of ``*args``, not for the dims of this one input."""
     if not isinstance(spec, list | tuple) or len(spec) != 1:
         return False
     return not isinstance(value, torch.Tensor | Input) or isinstance(spec[0], Mapping | list | tuple | None)
 
 
-def group_kwargs(model: torch.nn.Module, shapes: Spec) -> Spec:
+def group_kwargs_entries(model: torch.nn.Module, shapes: Spec) -> Spec:
     """Return ``shapes`` by the names of ``forward``'s parameters: ``{"other": …}`` becomes ``{"kwargs":
     {"other": …}}`` if ``forward`` accepts it as ``**kwargs``."""
     parameters = inspect.signature(model.forward).parameters

@@ -40,7 +40,7 @@ FLAGS: Final[tuple[tuple[ModuleType, str, object], ...]] = (
 """Process-wide flags that a trace sets: module, name, and the value outside of traces."""
 
 
-def thread_restorer() -> Callable[[], None]:
+def thread_state_restorer() -> Callable[[], None]:
     """Return a function that restores the thread-local state of torch that a trace changes, such as its mode stacks."""
     grad, lifts = torch.is_grad_enabled(), torch._C._only_lift_cpu_tensors()
     contexts, operators = dict(vars(_guards._TLS)), _python_dispatch._get_current_dispatch_mode_stack()
@@ -69,7 +69,7 @@ def _are_same_objects(first: list[Argument], second: list[Argument]) -> bool:
     return list(map(id, first)) == list(map(id, second))
 
 
-def process_restorer() -> Callable[[], None]:
+def process_state_restorer() -> Callable[[], None]:
     """Return a function that reverts a trace's process-wide changes, once no other thread exports."""
     idle = [flag for flag in FLAGS if vars(flag[0]).get(flag[1], flag) is flag[2]]
     modes = _ops.mode_stack_state_for_pre_dispatch()  # of functions and proxies before autograd: one for all threads
@@ -116,7 +116,7 @@ class _Change:
     undo: Callable[[], None]
     is_undone: bool = False
 
-    def end(self) -> None:
+    def undo_once(self) -> None:
         if not self.is_undone:
             self.undo()
             self.is_undone = True
@@ -136,15 +136,15 @@ def undo_at_exit(undo: Callable[[], None]) -> Iterator[None]:
         yield
     except BaseException as error:
         if found is None or isinstance(error, Exception):
-            change.end()
+            change.undo_once()
             changes.remove(change)
         raise
-    change.end()
+    change.undo_once()
     changes.remove(change)
 
 
 @contextmanager
-def set_variable(variable: ContextVar[Argument], value: T) -> Iterator[T]:
+def set_contextvar(variable: ContextVar[Argument], value: T) -> Iterator[T]:
     """Return a context that sets a context variable to this value, yields the value, and restores the variable."""
     token = variable.set(value)
     try:
@@ -163,7 +163,7 @@ def interruptible(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def as_it_was(*args: P.args, **kwargs: P.kwargs) -> T:
-        changes, process, handled = [_Change(thread_restorer())], process_restorer(), sys.exc_info()[1]
+        changes, process, handled = [_Change(thread_state_restorer())], process_state_restorer(), sys.exc_info()[1]
         included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
         with torch._C._ForceDispatchKeyGuard(included, excluded):
             try:
@@ -171,7 +171,7 @@ def interruptible(function: Callable[P, T]) -> Callable[P, T]:
             except BaseException as error:
                 changes.insert(0, _Change(process))
                 if not isinstance(error, Exception):
-                    _close_contexts(error, handled)
+                    _close_interrupted_contexts(error, handled)
                 raise
             finally:
                 try:
@@ -183,12 +183,12 @@ def interruptible(function: Callable[P, T]) -> Callable[P, T]:
     return as_it_was
 
 
-def _close_contexts(error: BaseException, handled: BaseException | None) -> None:
+def _close_interrupted_contexts(error: BaseException, handled_by_caller: BaseException | None) -> None:
     """Close the contexts that an interrupt left open. Otherwise they would end when their frames are
     garbage-collected, and could set a mode of torch again that was already restored. Tracebacks of the exception
-    that the caller handles (``handled``) are not cleared."""
+    that the caller handles (``handled_by_caller``) are not cleared."""
     found: BaseException | None = error
-    while found is not None and found is not handled:
+    while found is not None and found is not handled_by_caller:
         clear_frames(found.__traceback__)
         found = found.__context__
     gc.collect()
@@ -197,5 +197,5 @@ def _close_contexts(error: BaseException, handled: BaseException | None) -> None
 def _undo_all(changes: list[_Change]) -> None:
     """Undo these recorded changes, the last one first."""
     while changes:
-        changes[-1].end()
+        changes[-1].undo_once()
         changes.pop()

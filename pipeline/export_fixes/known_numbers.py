@@ -43,7 +43,7 @@ class Ratio:
     roundings: int = 0
 
     @property
-    def is_certain(self) -> bool:
+    def is_rounding_certain(self) -> bool:
         """Whether ``ceil`` and ``floor`` of the float surely equal those of the exact quotient."""
         size: float
         if isinstance(self.numerator, int):
@@ -54,7 +54,7 @@ class Ratio:
         return self.roundings <= MAX_ROUNDINGS and size + self.denominator <= MAX_RATIO_SIZE
 
     @property
-    def integer(self) -> Integer | None:
+    def exact_integer(self) -> Integer | None:
         """The integer that the float equals exactly; None if the float is a fraction or was rounded."""
         return self.numerator if self.denominator == 1 and not self.roundings else None
 
@@ -87,7 +87,7 @@ RATIO_RULES: Mapping[object, Rule] = {
 """For each operator on one-element float tensors, the rule that computes the result's `Ratio` from the arguments'."""
 
 
-def _last_of_range(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Argument:
+def _last_of_arange(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Argument:
     if not isinstance(step, int) or step <= 0:
         return None
     return start + (end - start - 1) // step * step
@@ -122,9 +122,9 @@ def _first_argument(a: object, *_: object, **__: object) -> object:
 CREATION: Mapping[object, Rule] = {
     aten.scalar_tensor.default: _first_argument,
     aten.full.default: lambda _, value, **__: value,
-    aten.arange.default: lambda end, **_: _last_of_range(0, end),
-    aten.arange.start: _last_of_range,
-    aten.arange.start_step: _last_of_range,
+    aten.arange.default: lambda end, **_: _last_of_arange(0, end),
+    aten.arange.start: _last_of_arange,
+    aten.arange.start_step: _last_of_arange,
 }
 """For each operator that creates a tensor from numbers, the rule that computes its largest element."""
 
@@ -171,17 +171,17 @@ RULES: Mapping[object, Rule] = {**CREATION, **dict.fromkeys(MOVES, _first_argume
 
 
 def largest_element(
-    func: Target, dtype: torch.dtype, rank: int, args: Sequence[Argument], kwargs: Argument, numbers: Sequence[Argument]
+    func: Target, dtype: torch.dtype, rank: int, args: Sequence[Argument], kwargs: Argument, maxima: Sequence[Argument]
 ) -> Number | None:
     """Return the largest element of an operator's result of this dtype and rank; None if it is unknown.
 
-    numbers: the arguments, with the largest element (None if unknown) in place of each tensor.
+    maxima: the arguments, with the largest element (None if unknown) in place of each tensor.
     """
     if dtype in (torch.float32, torch.float64):
-        return _result_ratio(func, kwargs, numbers) if func in RATIO_RULES and rank == 0 and len(args) < 3 else None
-    if func not in RULES or dtype not in (torch.int64, torch.int32, torch.bool) or not _is_exact(func, args, kwargs):
+        return _result_ratio(func, kwargs, maxima) if func in RATIO_RULES and rank == 0 and len(args) < 3 else None
+    if func not in RULES or dtype not in (torch.int64, torch.int32, torch.bool) or not _rule_fits(func, args, kwargs):
         return None
-    values = [v.integer if isinstance(v, Ratio) else v for v in numbers]
+    values = [v.exact_integer if isinstance(v, Ratio) else v for v in maxima]
     if any(v is None for v, a in zip(values, args, strict=True) if isinstance(a, torch.Tensor)):
         return None
     if any(isinstance(v, torch.SymBool) for v in values) and func not in BOOL_OPERATORS:
@@ -191,13 +191,13 @@ def largest_element(
     return value if type(value) in kinds and not free_unbacked_symbols(value) else None
 
 
-def _result_ratio(func: Target, kwargs: Argument, numbers: Sequence[Argument]) -> Ratio | None:
-    ratios = [v if isinstance(v, Ratio) else Ratio(v) if type(v) in (int, torch.SymInt) else None for v in numbers]
+def _result_ratio(func: Target, kwargs: Argument, maxima: Sequence[Argument]) -> Ratio | None:
+    ratios = [v if isinstance(v, Ratio) else Ratio(v) if type(v) in (int, torch.SymInt) else None for v in maxima]
     made = None if None in ratios else RATIO_RULES[func](*ratios, **kwargs)
-    return made if made is not None and made.is_certain else None
+    return made if made is not None and made.is_rounding_certain else None
 
 
-def _is_exact(func: object, args: Argument, kwargs: Argument) -> bool:
+def _rule_fits(func: object, args: Argument, kwargs: Argument) -> bool:
     """Return whether an operator's rule is valid for these arguments, whose largest elements it uses."""
     if func in SELECTION:
         return isinstance(args[0], torch.Tensor) and all(isinstance(size, int) and size == 1 for size in args[0].shape)

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from pipeline.aten.op_predicates import LIFTS, READS
 from pipeline.aten.types import Argument, Function, Target, aten
-from pipeline.export_fixes.interrupts import set_variable
+from pipeline.export_fixes.interrupts import set_contextvar
 from pipeline.export_fixes.known_numbers import FUNCTIONAL_VARIANTS, RATIO_RULES, RULES, Number, Ratio, largest_element
 from pipeline.inputs import Constant
 
@@ -76,9 +76,9 @@ class Known:
         """The maximum number of elements of a tensor whose value is tracked."""
         return MAX_TRACKED_WITH_CONSTANTS if self.inputs else MAX_TRACKED
 
-    def reset(self, written: frozenset[str] = frozenset()) -> None:
+    def reset(self, written_buffers: frozenset[str] = frozenset()) -> None:
         """Discard what was recorded in the last export, before the next one begins."""
-        self.is_of_model, self.read_buffers, self.written = True, frozenset(), written
+        self.is_of_model, self.read_buffers, self.written = True, frozenset(), written_buffers
         self.storages.clear()
         self.held_fakes.clear()
 
@@ -88,17 +88,17 @@ known: ContextVar[Known | None] = ContextVar("known values", default=None)
 
 def track_values(constants: Mapping[int, Constant] | None = None) -> AbstractContextManager[Known]:
     """Return a context that tracks values in exports; ``constants``: the `Constant` inputs, by index."""
-    return set_variable(known, Known({place: constant.value for place, constant in (constants or {}).items()}))
+    return set_contextvar(known, Known({place: constant.value for place, constant in (constants or {}).items()}))
 
 
-def is_small(tensor: torch.Tensor, most: int = MAX_TRACKED) -> bool:
-    """Return whether a tensor is dense, has values (not on the meta device), and has at most ``most`` elements."""
-    return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() <= most
+def is_small_dense(tensor: torch.Tensor, max_elements: int = MAX_TRACKED) -> bool:
+    """Return whether a tensor is dense, not on the meta device, and has at most ``max_elements`` elements."""
+    return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() <= max_elements
 
 
 def has_few_elements(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has few elements, so that Python may read them as numbers."""
-    return is_small(tensor) and tensor.numel() > 0 and not tensor.is_complex()
+    return is_small_dense(tensor) and tensor.numel() > 0 and not tensor.is_complex()
 
 
 def attach_value(fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
@@ -108,7 +108,7 @@ def attach_value(fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
     return fake
 
 
-def known_number(tensor: torch.Tensor) -> Number | None:
+def known_maximum(tensor: torch.Tensor) -> Number | None:
     """Return the known largest element of a fake tensor (of one float, its `Ratio`); None if it is unknown."""
     elements = getattr(tensor, "constant", None)
     if tensor.is_floating_point() or tensor.is_complex():
@@ -121,7 +121,7 @@ def known_number(tensor: torch.Tensor) -> Number | None:
     return getattr(tensor, "item_memo", None)
 
 
-def dispatch_with_values(
+def dispatch_with_known_values(
     dispatch: Function, mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
 ) -> object:
     """Wrap `FakeTensorMode.dispatch`: propagate known values to results, and record the numbers that Python reads."""
@@ -130,25 +130,25 @@ def dispatch_with_values(
     if not isinstance(func, OpOverload):
         return dispatch(mode, func, types, args, kwargs)
     if state is None:
-        return _call_with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+        return _call_and_store_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
     if state.is_of_model and func not in LIFTS and not func._schema.is_mutable:
         args = _fake_held_tensors(mode, state, args)
     names, places = _source_buffers(args), _written_storages(func, args)
-    found = _compute_known(mode, state, func, args, kwargs)
+    found = _run_on_known(mode, state, func, args, kwargs)
     if found is NotImplemented:
-        with nullcontext() if _runs_on_cpu(func) else _without_values(mode, func, args):
-            found = _call_with_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
+        with nullcontext() if _has_cpu_kernel(func) else _hide_known_values(mode, func, args):
+            found = _call_and_store_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
     if names:
-        _record_sources(state, func, names, places, args, found)
+        _record_buffer_uses(state, func, names, places, args, found)
     return found
 
 
-def _call_with_largest(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:
+def _call_and_store_largest(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:
     """Run an operator by ``call``, and store in the result its largest element, if the arguments determine it."""
     rule = FUNCTIONAL_VARIANTS.get(func, func)
     if rule not in RULES and rule not in RATIO_RULES:
         return call()
-    numbers = [known_number(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    numbers = [known_maximum(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
     made = call()
     if isinstance(made, FakeTensor) and not (func in FUNCTIONAL_VARIANTS and made.is_floating_point()):
         number = largest_element(rule, made.dtype, made.dim(), args, kwargs, numbers)
@@ -159,23 +159,23 @@ def _call_with_largest(func: OpOverload, args: Argument, kwargs: Argument, call:
     return made
 
 
-def _compute_known(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
+def _run_on_known(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
     """Run an operator on known values; return fake results that store their values, or NotImplemented."""
     leaves, structure = tree_flatten((args, kwargs))
-    if not _can_compute(state, func, leaves):
+    if not _can_run_on_known(state, func, leaves):
         return NotImplemented
     fakes = {id(x.constant): x for x in leaves if isinstance(x, FakeTensor)}
     with no_dispatch():
         positional, named = tree_unflatten([_value_on_cpu(x) for x in leaves], structure)
         found = func(*positional, **named)
     made = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
-    if not all(id(x) in fakes or (type(x) is torch.Tensor and is_small(x, state.max_elements)) for x in made):
+    if not all(id(x) in fakes or (type(x) is torch.Tensor and is_small_dense(x, state.max_elements)) for x in made):
         return NotImplemented
-    device = device_of(leaves)
+    device = result_device(leaves)
     return tree_map_only(torch.Tensor, lambda x: fakes[id(x)] if id(x) in fakes else _fake_of(mode, x, device), found)
 
 
-def _can_compute(state: Known, func: OpOverload, leaves: Sequence[object]) -> bool:
+def _can_run_on_known(state: Known, func: OpOverload, leaves: Sequence[object]) -> bool:
     """Return whether an operator computes only from known values, or creates a tensor from numbers or a literal."""
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     if any(isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool) for x in leaves):
@@ -183,15 +183,15 @@ def _can_compute(state: Known, func: OpOverload, leaves: Sequence[object]) -> bo
     if not tensors:
         return bool(state.inputs) and func.overloadpacket in CREATION_OPERATORS
     if func in LIFTS and not isinstance(tensors[0], FakeTensor):
-        return is_small(tensors[0], state.max_elements)
+        return is_small_dense(tensors[0], state.max_elements)
     if not all(isinstance(x, FakeTensor) and x.constant is not None for x in tensors):
         return False
     if torch.Tag.nondeterministic_seeded in func.tags:
         return False
-    return _runs_on_cpu(func) and (torch.Tag.inplace_view not in func.tags or func is aten.detach_.default)
+    return _has_cpu_kernel(func) and (torch.Tag.inplace_view not in func.tags or func is aten.detach_.default)
 
 
-def _runs_on_cpu(func: OpOverload) -> bool:
+def _has_cpu_kernel(func: OpOverload) -> bool:
     """Return whether an operator has a CPU kernel: torch's operators have one, custom operators may have none."""
     if func.namespace in ("aten", "prims", "prim"):  # those of `prim` are TorchScript's alone
         return func.namespace != "prim"
@@ -199,7 +199,7 @@ def _runs_on_cpu(func: OpOverload) -> bool:
 
 
 @contextmanager
-def _without_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
+def _hide_known_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
     """Return a context that hides the known values of an operator's tensors; an in-place operator discards them."""
     elements = {x: x.constant for x in tree_leaves(args) if isinstance(x, FakeTensor) and x.constant is not None}
     for fake, value in elements.items():
@@ -221,7 +221,7 @@ def _value_on_cpu(leaf: Argument) -> Argument:
     return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
 
-def device_of(leaves: Sequence[object]) -> torch.device:
+def result_device(leaves: Sequence[object]) -> torch.device:
     """Return an operator's result device: its device argument, or else its tensors' device, a GPU before the CPU."""
     named = [x for x in leaves if isinstance(x, torch.device)]
     tensors = [x.device for x in leaves if isinstance(x, torch.Tensor)]
@@ -229,7 +229,7 @@ def device_of(leaves: Sequence[object]) -> torch.device:
 
 
 def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) -> FakeTensor:
-    """Return a fake tensor on a device that stores this value. On the CPU, fakes share memory as values do."""
+    """Return a fake tensor on a device that stores this value. On the CPU, fakes share memory if their values do."""
     if device.type == "cpu":
         return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
     with no_dispatch():
@@ -259,13 +259,13 @@ def _source_buffers(args: Argument) -> frozenset[str]:
     found: frozenset[str] = frozenset()
     for arg in args:
         if isinstance(arg, FakeTensor):
-            found |= vars(arg)[BUFFERS_ATTRIBUTE] if BUFFERS_ATTRIBUTE in vars(arg) and _has_value(arg) else frozenset()
+            found |= vars(arg).get(BUFFERS_ATTRIBUTE, frozenset()) if _has_known_value(arg) else frozenset()
         elif type(arg) in (list, tuple):
             found |= _source_buffers(arg)
     return found
 
 
-def _has_value(tensor: FakeTensor) -> bool:
+def _has_known_value(tensor: FakeTensor) -> bool:
     """Return whether a fake tensor has a known value: its elements, its largest element or its `Ratio`."""
     return tensor.constant is not None or tensor.item_memo is not None or RATIO_ATTRIBUTE in vars(tensor)
 
@@ -278,16 +278,16 @@ def _written_storages(func: OpOverload, args: Argument) -> tuple[StorageWeakRef,
     return tuple(StorageWeakRef(x.untyped_storage()) for x in tensors)
 
 
-def _record_sources(
-    state: Known, func: OpOverload, names: frozenset[str], memories: Sequence[StorageWeakRef], args: Argument, out: Any
+def _record_buffer_uses(
+    state: Known, func: OpOverload, buffers: frozenset[str], written: Sequence[StorageWeakRef], args: Argument, out: Any
 ) -> None:
     """Record the buffers from which an operator reads numbers or computes known results, and those it writes. A write
     of a known value counts as a read of its buffers, since views of the written tensor may be read later."""
     if READS.intersection(func.tags) and not free_unbacked_symbols(out):  # torch has made no symbol for it
-        state.read_buffers |= names
-    valued = [each for each in tree_leaves(out) if isinstance(each, FakeTensor) and _has_value(each)]
-    if memories:
-        state.written = state.written.union(*(state.storages.get(place, frozenset()) for place in memories))
+        state.read_buffers |= buffers
+    valued = [each for each in tree_leaves(out) if isinstance(each, FakeTensor) and _has_known_value(each)]
+    if written:
+        state.written = state.written.union(*(state.storages.get(place, frozenset()) for place in written))
         state.read_buffers |= _source_buffers(args[1:]) if valued else frozenset()
     for each in valued:
-        vars(each)[BUFFERS_ATTRIBUTE] = names
+        vars(each)[BUFFERS_ATTRIBUTE] = buffers

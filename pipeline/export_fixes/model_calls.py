@@ -94,7 +94,7 @@ def _write_at_scalars(tensor: torch.Tensor, index: tuple[Argument, ...], value: 
 
 
 def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
-    """Return the dims, in a view with these dims complete, that the 0-d tensors of an index select from."""
+    """Return the dims from which the 0-d tensors of an index select, as dims of a view that keeps them complete."""
     found, dim = list[int](), 0
     read = sum(each is not None and each is not Ellipsis for each in index)
     for each in index:
@@ -124,7 +124,7 @@ def trace_pooling(mode: object, func: Target, args: Argument, kwargs: Argument) 
     (``F.avg_pool2d(x, x.shape[2:])``), and the dim that `max_pool1d` pools."""
     if func in POOLS:
         given = {**dict(zip(POOL_ARGS[func], args, strict=False)), **kwargs}
-        lengths = _numbers_per_dim(given["kernel_size"], 1) + [given["input"].shape[-1]] * (MAX_POOLS.get(func) == 1)
+        lengths = _one_number_per_dim(given["kernel_size"], 1) + [given["input"].shape[-1]] * (MAX_POOLS.get(func) == 1)
         if any(isinstance(length, torch.SymInt) for length in lengths):
             return _pool_dynamic_windows, (func, given), {}
     return func, args, kwargs
@@ -134,7 +134,7 @@ def _pool_dynamic_windows(func: Target, args: Mapping[str, Argument]) -> object:
     """Reduce each dim that one window covers completely, and pool the remaining dims; round the result only once."""
     count, x, dtype = POOLS[func], args["input"], args["input"].dtype
     by_dim = {
-        name: _numbers_per_dim(args.get(name, default), count)
+        name: _one_number_per_dim(args.get(name, default), count)
         for name, default in NEUTRAL.items()
         if name in POOL_ARGS[func]
     }
@@ -161,7 +161,7 @@ def _pool_dynamic_windows(func: Target, args: Mapping[str, Argument]) -> object:
     return functional.max_pool2d(x.unsqueeze(-2), **rows, **others).squeeze(-2)
 
 
-def _numbers_per_dim(value: Argument, count: int) -> list[Argument]:
+def _one_number_per_dim(value: Argument, count: int) -> list[Argument]:
     numbers = [*value] if isinstance(value, tuple | list) else [value]
     return numbers * count if len(numbers) == 1 else numbers
 
@@ -237,7 +237,7 @@ CALL_REWRITES: Final = (
 """The functions that may rewrite a call of the model, in this order, before torch.export traces it."""
 
 
-def handle_model_call(orig: Kernel, mode: Argument, func: Argument, args: Argument, kwargs: Argument) -> object:
+def rewrite_model_call(orig: Kernel, mode: Argument, func: Argument, args: Argument, kwargs: Argument) -> object:
     """Wrap torch.export's handling of a torch function that the model calls: apply `CALL_REWRITES` first."""
     for replaced in CALL_REWRITES:
         func, args, kwargs = replaced(mode, func, args, kwargs)

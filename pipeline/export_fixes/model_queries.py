@@ -1,4 +1,4 @@
-"""Patch what a model can query from torch during a trace: the GPU, and whether an export runs. Reject random seeds.
+"""Patch what a model can query from torch during a trace: the GPU, and whether an export runs; reject random seeds.
 
 Models and torch query ``torch.cuda`` for the GPU's properties. torch selects its attention kernel by them, and the
 kernels' results differ in memory layout. If the machine has a GPU, its actual properties are returned.
@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError, package_folder
-from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, line_text
+from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, source_line_text
 from pipeline.export_fixes.patching import Kernel
 
 DEFAULT_CAPABILITY: Final = "8.0"
@@ -27,12 +27,12 @@ capability: ContextVar[tuple[int, int]] = ContextVar("the compute capability tha
 """The compute capability that ``torch.cuda`` reports during a trace."""
 
 
-def gpu_attention(orig: Kernel, query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
+def choose_gpu_attention_kernel(orig: Kernel, query: torch.Tensor, *args: Argument, **kwargs: Argument) -> object:
     """Replace torch's choice of an attention kernel: for GPU tensors, choose as a GPU would; else let torch choose."""
     return (_empty_attention_result if query.device.type == "cuda" else orig)(query, *args, **kwargs)
 
 
-def copy_to_cpu(orig: Kernel, self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
+def copy_constant(orig: Kernel, self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
     """Copy a constant during a trace as torch does, but keep its known values on the CPU, since there may be no GPU."""
     return orig(self, device=None if device is not None and device.type == "cuda" else device, **rest)
 
@@ -99,6 +99,6 @@ def reject_seeding(orig: Callable[..., object], *args: object, **kwargs: object)
     frame = sys._getframe(2)  # ours is called by the function that stands in torch's place
     if frame.f_code.co_filename.startswith(NOT_MODEL_CODE):
         return orig(*args, **kwargs)
-    place = line_text(frame.f_code.co_filename, frame.f_lineno)
+    place = source_line_text(frame.f_code.co_filename, frame.f_lineno)
     why = f"the model seeds torch's random generator at {place}, which a compiled program cannot do"
     raise CaptureError(why, "seed before calling the model, or sample the numbers once and store them in a buffer")

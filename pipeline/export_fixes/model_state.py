@@ -1,4 +1,4 @@
-"""Capture state that a model keeps between calls in buffers that it reassigns; reject any other state.
+"""Capture the state that a model keeps between calls in buffers; reject state that it keeps elsewhere.
 
 During an export, our wrapper calls the model's ``forward`` and compares the attributes of its modules before and after.
 If ``forward`` assigned another tensor to a buffer, the tensor is written to the buffer as if by ``copy_``. If any other
@@ -33,9 +33,9 @@ from pipeline.aten.own_ops import AGAIN
 from pipeline.aten.types import Argument
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.call_twice import is_second_call_equal, nodes_depending_on
-from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, Inputs, line_text
-from pipeline.export_fixes.export_steps import collect_violations
-from pipeline.export_fixes.interrupts import set_variable, undo_at_exit
+from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, Inputs, source_line_text
+from pipeline.export_fixes.export_steps import collect_range_violations
+from pipeline.export_fixes.interrupts import set_contextvar, undo_at_exit
 from pipeline.export_fixes.model_calls import assigned_tensors
 from pipeline.export_fixes.restore_model_state import Snapshot, held_objects, join_path
 
@@ -94,12 +94,12 @@ class KeptState:
         args, kwargs = inputs
         given = inspect.signature(forward).bind(*args, **kwargs).arguments
         leaves = {name: tree_flatten(value) for name, value in given.items()}
-        with set_variable(assigned_tensors, list[torch.Tensor]()) as rebound:
+        with set_contextvar(assigned_tensors, list[torch.Tensor]()) as rebound:
             outputs = before.write_back(forward(*args, **kwargs), rebound)
         self.containers = [name for name, found in leaves.items() if not _has_same_contents(given[name], *found)]
         changes = before.changed_values(rebound)
         if not self.calls_twice:
-            self.memos = before.memoized(changes, _dependence_predicate(inputs)) if changes else set()
+            self.memos = before.memoized_attributes(changes, _dependence_predicate(inputs)) if changes else set()
         for place, value in changes.items():
             self.changes.setdefault(place, []).append(value)
         return outputs
@@ -115,26 +115,26 @@ class KeptState:
             return
         self.calls_twice, changes = True, self.changes
         try:
-            with collect_violations():
+            with collect_range_violations():
                 same = is_second_call_equal(self.repeat_export(), self.structures)
         except Exception as error:
             log.debug("the model cannot be captured for two calls", exc_info=error)
-            log.warning("the compiled program does not keep %s between calls", self.state_lines(kept))
+            log.warning("the compiled program does not keep %s between calls", self.lines_that_assign(kept))
             return
         finally:
             self.calls_twice, self.changes, after = False, changes, self.changes
         if not same:
             moving = [place for place in kept if len(values := after.get(place, [])) < 2 or values[0] is not values[1]]
-            why = f"{type(self.model).__name__} keeps state between calls in {self.state_lines(moving or kept)}"
+            why = f"{type(self.model).__name__} keeps state between calls in {self.lines_that_assign(moving or kept)}"
             raise CaptureError(f"{why}: a compiled program would start each call from the initial state", HINT)
         read = _attribute_names_read(self.model)
         unread = [place for place in kept if place.rpartition(".")[2] not in read]
         if shown := [place for place in unread if any(map(_is_tensor, tree_leaves(kept[place])))]:
-            log.warning("the model assigns %s: the compiled program does not", self.state_lines(shown))
+            log.warning("the model assigns %s: the compiled program does not", self.lines_that_assign(shown))
 
-    def state_lines(self, places: Sequence[str] | Mapping[str, object]) -> str:
+    def lines_that_assign(self, attribute_paths: Sequence[str] | Mapping[str, object]) -> str:
         """Return as text the attributes that a call changed, each with the line that assigns it."""
-        lines = {place: _assigning_line(self.model, place) for place in places}
+        lines = {place: _assigning_line(self.model, place) for place in attribute_paths}
         return "; ".join(place + (line and f" ({line})") for place, line in lines.items())
 
 
@@ -158,9 +158,9 @@ def changed_attributes() -> Collection[str]:
 
 
 @contextmanager
-def watch_state(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
+def watch_state(model: torch.nn.Module, may_draw_random: bool) -> Iterator[None]:
     """Return a context in which a call of the model records the state that it keeps. Raise `CaptureError` if the
-    model seeds torch's random generator, unless the export ``may_draw`` random numbers."""
+    model seeds torch's random generator; ``may_draw_random``: unless the export may draw random numbers."""
     kept = kept_state.get()
     if kept is None:
         yield
@@ -183,7 +183,7 @@ def watch_state(model: torch.nn.Module, may_draw: bool) -> Iterator[None]:
         space.pop("forward", None)
         space.update({} if before is None else {"forward": before})
 
-    with undo_at_exit(restore), nullcontext() if may_draw else _reject_seeding():
+    with undo_at_exit(restore), nullcontext() if may_draw_random else _reject_seeding():
         space["forward"] = watching
         yield
 
@@ -215,15 +215,15 @@ class _TensorBefore:
     slot: Argument
 
     @classmethod
-    def of(cls, place: str, space: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _TensorBefore:
-        """Return the record of the tensor ``space[name]``. ``is_buffer``: whether a call may write it."""
-        mode, tensor = get_proxy_mode(), space[name]
+    def of(cls, path: str, namespace: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _TensorBefore:
+        """Return the record of the tensor ``namespace[name]``. ``is_buffer``: whether a call may write it."""
+        mode, tensor = get_proxy_mode(), namespace[name]
         slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-        return cls(place, space, name, tensor, is_buffer, _copy_key(tensor), _storage_of(tensor), slot)
+        return cls(path, namespace, name, tensor, is_buffer, _copy_key(tensor), _storage_of(tensor), slot)
 
-    def is_replaced(self, rebound: Sequence[torch.Tensor]) -> bool:
+    def is_replaced(self, reassigned: Sequence[torch.Tensor]) -> bool:
         """Return whether the model assigned a new tensor to the attribute, or to ``.data`` of its tensor."""
-        return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in rebound)
+        return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in reassigned)
 
 
 def _dependence_predicate(inputs: object) -> Callable[[object], bool]:
@@ -249,7 +249,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _copy_key(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return a key that two tensors share if one can be copied to the other; with a dynamic size, no key is equal."""
+    """Return a key that two tensors share if one can be copied to the other; with dynamic sizes it equals no other."""
     sizes = (size if isinstance(size, int) else object() for size in tensor.shape)
     return (*sizes, tensor.dtype, tensor.device, tensor.layout)
 
@@ -278,9 +278,9 @@ class _ModelBefore:
         rows += [_TensorBefore.of("an input", {"": leaf}, "") for leaf in tree_leaves(inputs) if _is_tensor(leaf)]
         return cls(rows, [(place, Snapshot.of(vars(each))) for place, each in (*modules, *held_objects(model))])
 
-    def write_back(self, outputs: Argument, rebound: list[torch.Tensor]) -> Argument:
+    def write_back(self, outputs: Argument, reassigned: list[torch.Tensor]) -> Argument:
         """Copy each tensor that the model assigned to a buffer into the buffer, if it fits; return the outputs."""
-        moved = [row for row in self.registered if row.is_buffer and row.is_replaced(rebound)]
+        moved = [row for row in self.registered if row.is_buffer and row.is_replaced(reassigned)]
         pairs = [
             (row, new)
             for row in moved
@@ -302,21 +302,21 @@ class _ModelBefore:
                     set_proxy_slot(row.tensor, mode.tracer, row.slot)
                 row.space[row.name] = row.tensor
                 row.tensor.copy_(value)
-                rebound[:] = [tensor for tensor in rebound if tensor is not row.tensor]
+                reassigned[:] = [tensor for tensor in reassigned if tensor is not row.tensor]
         return outputs
 
-    def memoized(self, changes: Mapping[str, object], may_depend: Callable[[object], bool]) -> set[str]:
+    def memoized_attributes(self, changes: Mapping[str, object], may_depend: Callable[[object], bool]) -> set[str]:
         """Return the changed attributes that were empty before, and whose new values do not depend on inputs."""
         found: set[str] = set()
         for path, space in self.spaces:
             for name in space.current:
-                if (place := join_path(path, name)) in changes and (new := space.new_values(name)) is not None:
+                if (place := join_path(path, name)) in changes and (new := space.added_values(name)) is not None:
                     found.update([place] if not any(map(may_depend, new)) else [])
         return found
 
-    def changed_values(self, rebound: Sequence[torch.Tensor]) -> dict[str, object]:
+    def changed_values(self, reassigned: Sequence[torch.Tensor]) -> dict[str, object]:
         """Return the new value of each attribute that a call changed, other than hooks, by attribute path."""
-        found: dict[str, object] = {r.place: r.space.get(r.name) for r in self.registered if r.is_replaced(rebound)}
+        found: dict[str, object] = {r.place: r.space.get(r.name) for r in self.registered if r.is_replaced(reassigned)}
         for path, space in self.spaces:
             for name, value in space.changed_items():
                 if name in REGISTRIES:
@@ -351,7 +351,7 @@ def _assigning_line(model: torch.nn.Module, path: str) -> str:
             for instruction in dis.get_instructions(code):
                 line = instruction.positions.lineno if instruction.positions and instruction.positions.lineno else line
                 if instruction.opname in operations and instruction.argval == name:
-                    return line_text(code.co_filename, line)
+                    return source_line_text(code.co_filename, line)
     return ""
 
 

@@ -37,7 +37,7 @@ def encode_with_zero_padding(
     If padding is at the end of rows, eager packs the rows without padding, and pads them with zeros before the last
     norm. During a trace torch does not pack rows, so padding would get other values.
     """
-    if mask is not None or src_key_padding_mask is None or not _packs_rows(encoder, src):
+    if mask is not None or src_key_padding_mask is None or not _eager_packs_rows(encoder, src):
         return orig(encoder, src, mask, src_key_padding_mask, is_causal)
     if gradients_are_on.get() and any(weight.requires_grad for weight in encoder.layers[0].parameters()):
         log.warning(PADDING_WARNING)
@@ -51,7 +51,7 @@ def encode_with_zero_padding(
     return output if encoder.norm is None else encoder.norm(output)
 
 
-def _packs_rows(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
+def _eager_packs_rows(encoder: nn.TransformerEncoder, src: Tensor) -> bool:
     """Return whether eager omits padding from rows: in evaluation mode, without autocast, for 3-d inputs, if nested
     tensors are enabled."""
     allowed = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()

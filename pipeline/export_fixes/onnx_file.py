@@ -31,7 +31,7 @@ class Node:
     output: np.dtype[Argument] | None
     arrays: tuple[Argument, ...]
 
-    def text(self, name: str, default: str) -> str:
+    def string_attribute(self, name: str, default: str) -> str:
         """Return the value of a node's string attribute."""
         return str(self.attributes.get(name, default.encode()).decode())
 
@@ -40,23 +40,24 @@ class Node:
         return index < len(self.names) and bool(self.names[index])
 
 
-def _is_wrong_resize(node: Node) -> bool:
+def _is_resize_unlike_torch(node: Node) -> bool:
     """Return whether torch's ``interpolate`` cannot compute an ONNX ``Resize`` with these attributes and inputs."""
-    mode, place = (node.text("mode", "nearest"), node.text("coordinate_transformation_mode", "half_pixel"))
+    mode = node.string_attribute("mode", "nearest")
+    place = node.string_attribute("coordinate_transformation_mode", "half_pixel")
     scales = node.arrays[2] if node.has_input(2) else np.ones(1)
     whole = scales is not None and bool(np.all(scales == np.round(scales)))
     if mode == "nearest":
-        nearest = place, node.text("nearest_mode", "round_prefer_floor")
+        nearest = place, node.string_attribute("nearest_mode", "round_prefer_floor")
         grows = node.has_input(2) and nearest == ("half_pixel", "round_prefer_floor")
         right = grows or nearest == ("asymmetric", "floor")
     else:
         coefficient = node.attributes.get("cubic_coeff_a", -0.75)
         right = place in ("half_pixel", "align_corners") and abs(coefficient + 0.75) < 1e-6
     others = any(node.attributes.get(name) for name in ("antialias", "exclude_outside", "axes"))
-    return not (right and whole) or others or node.text("keep_aspect_ratio_policy", "stretch") != "stretch"
+    return not (right and whole) or others or node.string_attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
 
 
-def _is_wrong_power(node: Node) -> bool:
+def _is_power_unlike_torch(node: Node) -> bool:
     """Return whether an ONNX ``Pow`` raises an integer to a float; ONNX converts the result to an integer."""
     base, exponent = (dtype.kind if dtype is not None else "" for dtype in node.dtypes)
     return base in "iu" and exponent == "f"
@@ -68,17 +69,17 @@ WRONG_CONVERSIONS: Final[Mapping[str, Callable[[Node], bool]]] = {
     **dict.fromkeys(("SplitToSequence", "Swish"), lambda node: True),
     "BatchNormalization": lambda node: bool(node.attributes.get("training_mode")),
     "Dropout": lambda node: node.has_input(2),
-    "Pad": lambda node: node.has_input(3) or node.text("mode", "constant") == "wrap",
-    "Pow": _is_wrong_power,
+    "Pad": lambda node: node.has_input(3) or node.string_attribute("mode", "constant") == "wrap",
+    "Pow": _is_power_unlike_torch,
     "QuantizeLinear": lambda node: node.output is None or node.output.itemsize != 1,
     "ReduceMax": lambda node: node.dtypes[0] == np.bool_,
-    "Resize": _is_wrong_resize,
-    "SpaceToDepth": lambda node: node.text("mode", "DCR") != "DCR",
+    "Resize": _is_resize_unlike_torch,
+    "SpaceToDepth": lambda node: node.string_attribute("mode", "DCR") != "DCR",
 }
 """For some ONNX operators, a predicate: whether onnx2fx 0.0.1 converts the node incorrectly."""
 
 
-def first_wrong_node(file: Proto, nodes: Argument) -> Argument:
+def first_misconverted_node(file: Proto, nodes: Argument) -> Argument:
     """Return the first node of an ONNX file (with inferred dtypes) that onnx2fx converts incorrectly, or None."""
     from onnx import helper, numpy_helper
 
@@ -110,7 +111,7 @@ def is_onnx(model: object) -> bool:
 @frozen
 class OnnxFile:
     """An ONNX file as a module that accepts positional inputs, and returns a dict of outputs; its weights are buffers.
-    ``inputs`` describes the inputs; None if an input has a dynamic size, which ``dynamic_input`` names."""
+    ``inputs``: describes each input, None if it has a dynamic size; ``dynamic_input``: names the first dynamic size."""
 
     module: torch.nn.Module
     inputs: tuple[Input | None, ...]
@@ -127,7 +128,7 @@ def open_onnx_model(model: Argument, args: Sequence[Argument], kwargs: object) -
         return file.module, args
     if file.dynamic_input:
         due = "args=(pipeline.Input(min_shape=…, max_shape=…),)"
-        raise ValueError(f"{model}: {file.dynamic_input} is dynamic, but has no range in the file: pass {due}")
+        raise ValueError(f"{model}: {file.dynamic_input} is dynamic, and the file has no range for it: pass {due}")
     return file.module, file.inputs
 
 
@@ -147,7 +148,7 @@ def read_onnx_file(path: str | os.PathLike[str]) -> OnnxFile:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {str(path)!r}")
     try:
-        file = _load_checked(os.fspath(path))
+        file = _load_and_check(os.fspath(path))
     except Exception as error:
         raise CaptureError(f"{path} is not a valid ONNX file: {error}", "export the model again") from error
     versions = {opset.domain: opset.version for opset in file.opset_import}
@@ -158,7 +159,7 @@ def read_onnx_file(path: str | os.PathLike[str]) -> OnnxFile:
     for value in (*file.graph.input, *file.graph.output):
         if DTYPE_MAP.get(value.type.tensor_type.elem_type) is None:
             raise CaptureError(f"{path}: the input or output {value.name} is not a tensor of numbers", _HINT)
-    if (node := first_wrong_node(file, _all_nodes(file.graph))) is not None:
+    if (node := first_misconverted_node(file, _all_nodes(file.graph))) is not None:
         raise CaptureError(f"{path}: onnx2fx converts the node {node.name!r} ({node.op_type}) incorrectly", _HINT)
     try:
         module = onnx2fx.convert(file)
@@ -167,14 +168,14 @@ def read_onnx_file(path: str | os.PathLike[str]) -> OnnxFile:
     weights = {each.name for each in file.graph.initializer}
     ports = [port for port in file.graph.input if port.name not in weights]
     varies = next((f"dim {dim} of the input {port.name}" for port in ports for dim in _dynamic_dims(port)), "")
-    _write_sizes(module, file, ports)
-    return OnnxFile(_return_dict(module, [out.name for out in file.graph.output]), tuple(map(_as_input, ports)), varies)
+    _replace_size_tensors(module, file, ports)
+    return OnnxFile(_returning_dict(module, [o.name for o in file.graph.output]), tuple(map(_as_input, ports)), varies)
 
 
 _HINT = "compile the PyTorch model that the file was exported from"
 
 
-def _load_checked(path: str) -> Proto:
+def _load_and_check(path: str) -> Proto:
     """Return the ONNX model in a file, with inlined functions, unique node names, and the shapes that onnx infers."""
     from onnx import checker, external_data_helper, inliner, load, shape_inference
 
@@ -203,10 +204,10 @@ SIZES: Final = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
 """For each ONNX operator that takes sizes, the index of this argument in onnx2fx's node; it is a tensor or numbers."""
 
 
-def _write_sizes(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Proto]) -> None:
+def _replace_size_tensors(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Proto]) -> None:
     """Replace tensors of sizes by the sizes that onnx infers: torch.export cannot read numbers from tensors."""
     found = (*file.graph.value_info, *file.graph.output)
-    shapes = {value.name: _symbolic_dims(value) for value in found}
+    shapes = {value.name: _declared_sizes(value) for value in found}
     outputs = {node.name: node.output[0] for node in file.graph.node}
     inputs = dict(zip((port.name for port in ports), module.graph.find_nodes(op="placeholder"), strict=True))
     for node in [each for each in module.graph.nodes if each.op == "call_function"]:
@@ -217,7 +218,7 @@ def _write_sizes(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Prot
             continue
         dims = shapes.get(outputs.get(node.meta["onnx_name"], ""), [])
         with module.graph.inserting_before(node):
-            sizes = [_size_node(module.graph, dim, ports, inputs) for dim in dims]
+            sizes = [_static_size_or_node(module.graph, dim, ports, inputs) for dim in dims]
         if not dims or 0 in dims or sizes.count(None) > (2 if kind == "Resize" else kind == "Reshape"):
             continue
         shape = tuple(-1 if size is None else size for size in sizes)
@@ -234,35 +235,35 @@ def _sizes_tensor(x: torch.Tensor, start: int, end: int | None) -> torch.Tensor:
     return torch.full((1,), sizes[0]) if len(sizes) == 1 else torch.tensor(sizes, dtype=torch.int64)
 
 
-def _size_node(
+def _static_size_or_node(
     graph: torch.fx.Graph, dim: int | str, ports: Sequence[Proto], inputs: Mapping[str, torch.fx.Node]
 ) -> Argument:
     """Return a static size, or a node that reads a symbolic size from an input; None if no input has it."""
     if isinstance(dim, int):
         return dim
-    places = ((port.name, _symbolic_dims(port).index(dim)) for port in ports if dim and dim in _symbolic_dims(port))
+    places = ((port.name, _declared_sizes(port).index(dim)) for port in ports if dim and dim in _declared_sizes(port))
     place = next(places, None)
     return None if place is None else graph.call_function(torch.ops.aten.sym_size.int, (inputs[place[0]], place[1]))
 
 
-def _symbolic_dims(value: Proto) -> list[int | str]:
+def _declared_sizes(value: Proto) -> list[int | str]:
     """Return the sizes of an ONNX value: ints, or the names of symbols ("" for an unnamed symbol)."""
     dims = value.type.tensor_type.shape.dim
     return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims]
 
 
 def _dynamic_dims(port: Proto) -> list[int]:
-    return [place for place, dim in enumerate(_symbolic_dims(port)) if isinstance(dim, str)]
+    return [place for place, dim in enumerate(_declared_sizes(port)) if isinstance(dim, str)]
 
 
 def _as_input(port: Proto) -> Input | None:
     from onnx2fx.utils.dtype import DTYPE_MAP
 
     dtype = DTYPE_MAP.get(port.type.tensor_type.elem_type)  # `read_onnx_file` refuses an input without one
-    return None if _dynamic_dims(port) or dtype is None else Input(shape=_symbolic_dims(port), dtype=dtype)
+    return None if _dynamic_dims(port) or dtype is None else Input(shape=_declared_sizes(port), dtype=dtype)
 
 
-def _return_dict(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.nn.Module:
+def _returning_dict(module: torch.fx.GraphModule, names: Sequence[str]) -> torch.nn.Module:
     """Return a module that runs the graph, returns a dict of outputs by name, and creates new tensors on the device of
     its inputs. A GraphModule would return an immutable dict in torch.export."""
     (values,) = module.graph.output_node().args

@@ -1,4 +1,4 @@
-"""Capture packed sequences: ``pack_padded_sequence``, recurrent layers on its data, and ``pad_packed_sequence``.
+"""Capture packed sequences: ``pack_padded_sequence``, recurrent layers on packed data, and ``pad_packed_sequence``.
 
 torch.export cannot represent the shapes of packed sequences. During a trace, a packed sequence also has its padded rows
 and their lengths, from which recurrent layers and ``pad_packed_sequence`` compute instead (`aten.packed_rnn_ops`). If
@@ -29,7 +29,7 @@ from pipeline.export_fixes.patching import ModelCall
 
 DATA_ATTRIBUTE: Final = "_pipeline_packed_data"
 SIZES_ATTRIBUTE: Final = "_pipeline_batch_sizes"
-"""The attributes of a packed sequence's data and batch sizes that hold their origin, a `Packed`."""
+"""The attributes of a packed sequence's data and batch sizes that hold their origin, a `PackedOrigin`."""
 
 ARITHMETIC: Final = frozenset(how.format(name) for name in ("add", "sub", "mul") for how in ("{}", "__{}__", "__r{}__"))
 ELEMENTWISE: Final = "linear embedding layer_norm relu tanh sigmoid gelu silu elu leaky_relu hardtanh softplus dropout"
@@ -46,7 +46,7 @@ SIZE_CHECKS: Final = (
 
 
 @frozen(eq=False)
-class Packed:
+class PackedOrigin:
     """The origin of a packed tensor: the padded rows [T, B, ...] and lengths [B] from which it was computed.
     ``versions``: the version counters of the rows and of the packed tensor. If one changes, the rows are stale."""
 
@@ -61,38 +61,38 @@ def replace_packed_call(mode: object, func: Target, args: Argument, kwargs: Argu
     if name in REPLACEMENTS and not kwargs:
         result = REPLACEMENTS[name](*args)
     else:
-        result = _row_by_row(func, args, kwargs) if name in ROWWISE else None
+        result = _apply_to_padded_rows(func, args, kwargs) if name in ROWWISE else None
     return (func if result is None else lambda *_, **__: result), args, kwargs
 
 
-def origin_of_data(value: object) -> Packed | None:
+def origin_of_data(value: object) -> PackedOrigin | None:
     """Return the padded rows and lengths of a packed sequence's data tensor; None for other tensors."""
-    packed: Packed | None = vars(value).get(DATA_ATTRIBUTE) if isinstance(value, Tensor) else None
+    packed: PackedOrigin | None = vars(value).get(DATA_ATTRIBUTE) if isinstance(value, Tensor) else None
     now = (packed.rows._version, value._version) if packed is not None and isinstance(value, Tensor) else None
     return packed if packed is not None and packed.versions == now else None
 
 
-def origin_of_sizes(value: object) -> Packed | None:
+def origin_of_sizes(value: object) -> PackedOrigin | None:
     """Return the padded rows and lengths of a packed sequence's batch sizes; None for other tensors."""
     return vars(value).get(SIZES_ATTRIBUTE) if isinstance(value, Tensor) else None
 
 
-def _pack_rows(rows: Tensor, lengths: Tensor) -> Tensor:
+def _packed_data(rows: Tensor, lengths: Tensor) -> Tensor:
     """Return the packed data of padded rows, and record in it the rows and lengths (see `origin_of_data`)."""
     data = PACKED_ROWS(rows, lengths)
-    vars(data)[DATA_ATTRIBUTE] = Packed(rows, lengths, (rows._version, data._version))
+    vars(data)[DATA_ATTRIBUTE] = PackedOrigin(rows, lengths, (rows._version, data._version))
     return data  # type: ignore[no-any-return]
 
 
-def pack_rows(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+def pack_padded_rows(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """Replace ``_pack_padded_sequence``: return the packed data and the batch sizes of padded rows."""
     rows, lengths = input.transpose(0, 1) if batch_first else input, lengths.clone()
     sizes = BATCH_SIZES(lengths, rows.shape[0])
-    vars(sizes)[SIZES_ATTRIBUTE] = Packed(rows, lengths, (0, 0))
-    return _pack_rows(rows, lengths), sizes
+    vars(sizes)[SIZES_ATTRIBUTE] = PackedOrigin(rows, lengths, (0, 0))
+    return _packed_data(rows, lengths), sizes
 
 
-def recurrent_layer(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
+def recurrent_layer_on_padded_rows(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
     """Return a function that runs a recurrent layer on a packed sequence's padded rows; None for other inputs."""
 
     def run(data: Tensor, sizes: object, *rest: Argument) -> tuple[Tensor, ...] | None:
@@ -100,12 +100,12 @@ def recurrent_layer(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
         if packed is None:
             return None
         output, *last = LAYERS[target](_padded_rows(data, packed), packed.lengths, *rest)
-        return (_pack_rows(output, packed.lengths), *last)
+        return (_packed_data(output, packed.lengths), *last)
 
     return run
 
 
-def _padded_rows(data: Tensor, packed: Packed) -> Tensor:
+def _padded_rows(data: Tensor, packed: PackedOrigin) -> Tensor:
     """Return the padded rows of packed data: the recorded rows, or else rows that are padded again from the data."""
     own = origin_of_data(data)
     if own is not None and own.lengths is packed.lengths:
@@ -117,7 +117,7 @@ def _padded_rows(data: Tensor, packed: Packed) -> Tensor:
 def _pad_as_requested(
     data: Tensor, sizes: object, batch_first: bool, padding: float, total_length: Argument
 ) -> tuple[Tensor, Tensor] | None:
-    length = total_length if _has_total_length() else longest_length(sizes)
+    length = total_length if _is_total_length_given() else longest_length(sizes)
     return pad_rows(data, sizes, batch_first, padding, length)
 
 
@@ -150,7 +150,7 @@ def longest_length(sizes: object) -> Argument:
     return length
 
 
-def _has_total_length() -> bool:
+def _is_total_length_given() -> bool:
     """Return whether the model passed ``total_length`` in the current call of ``pad_packed_sequence``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not rnn.pad_packed_sequence.__code__:
@@ -158,15 +158,15 @@ def _has_total_length() -> bool:
     return frame is None or frame.f_locals["total_length"] is not None
 
 
-def batch_size_item(sizes: object, index: object) -> Tensor | None:
-    """Return the first of the batch sizes, the number of rows (no row is empty); None for other items."""
+def first_batch_size(sizes: object, index: object) -> Tensor | None:
+    """Return the first of a packed sequence's batch sizes, which is the number of its rows; None for other items."""
     packed = origin_of_sizes(sizes)
     if packed is None or not isinstance(index, int) or index != 0:
         return None
     return torch.scalar_tensor(packed.lengths.shape[0], dtype=torch.int64)
 
 
-def _row_by_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
+def _apply_to_padded_rows(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
     """Apply a function that computes rows separately to the padded rows of packed data; None for other data."""
     notes = list(map(origin_of_data, args))
     found = list(filter(None, notes))
@@ -175,10 +175,10 @@ def _row_by_row(func: Target, args: Argument, kwargs: Argument) -> Tensor | None
         return None
     if func.__name__ in ARITHMETIC and any(isinstance(other, Tensor) and other.dim() > 1 for other in others):
         return None
-    return _pack_rows(func(*(packed.rows for packed in found), *others, **kwargs), found[0].lengths)
+    return _packed_data(func(*(packed.rows for packed in found), *others, **kwargs), found[0].lengths)
 
 
-def remove_unused_data(exported: ExportedProgram) -> None:
+def remove_unused_packed_data(exported: ExportedProgram) -> None:
     """Remove unused data of packed sequences, and assertions about their sizes, from an export by this package. Raise
     `CaptureError` if a node reads the batch sizes."""
     graph = exported.graph
@@ -189,7 +189,7 @@ def remove_unused_data(exported: ExportedProgram) -> None:
             raise CaptureError(why, "use the lengths that pad_packed_sequence returns instead of batch_sizes")
         graph.erase_node(node)
     for node in reversed(data):
-        readers = list(_readers(node))
+        readers = list(_transitive_users(node))
         if all(reader.target in SIZE_CHECKS for reader in readers):
             for reader in reversed(readers):
                 graph.erase_node(reader)
@@ -198,7 +198,7 @@ def remove_unused_data(exported: ExportedProgram) -> None:
         exported.graph_module.recompile()
 
 
-def _readers(node: Node) -> Iterator[Node]:
+def _transitive_users(node: Node) -> Iterator[Node]:
     """Yield all nodes that depend on a node, directly or not, in graph order."""
     waiting = dict.fromkeys(node.users)
     while waiting:
@@ -209,9 +209,9 @@ def _readers(node: Node) -> Iterator[Node]:
 
 
 REPLACEMENTS: Final[Mapping[str, Function]] = {
-    "_pack_padded_sequence": pack_rows,
+    "_pack_padded_sequence": pack_padded_rows,
     "_pad_packed_sequence": _pad_as_requested,
-    "__getitem__": batch_size_item,
-    **{target._schema.name.removeprefix("aten::"): recurrent_layer(target) for target in LAYERS},
+    "__getitem__": first_batch_size,
+    **{target._schema.name.removeprefix("aten::"): recurrent_layer_on_padded_rows(target) for target in LAYERS},
 }
 """For each torch function, our function for calls on a packed sequence; it returns None for other calls."""

@@ -13,7 +13,7 @@ from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Function
 from pipeline.export_fixes import model_queries, module_methods
 from pipeline.export_fixes.export_steps import exit_transforms
-from pipeline.export_fixes.interrupts import set_variable
+from pipeline.export_fixes.interrupts import set_contextvar
 from pipeline.export_fixes.known_values import known, track_values
 from pipeline.export_fixes.patching import Patches, Replacement
 from pipeline.export_fixes.restore_model_state import restore_distribution_checks
@@ -27,7 +27,7 @@ _modelopt_patches: dict[Argument, Patches] = {}
 
 
 @contextmanager
-def export_quantizers() -> Iterator[None]:
+def patch_modelopt() -> Iterator[None]:
     """Return a context in which NVIDIA ModelOpt's quantizers, if ModelOpt is loaded, are exported as operators on
     every device. On a CPU, ModelOpt's INT8 arithmetic reads the values of scales, which cannot be traced."""
     module = sys.modules.get("modelopt.torch.quantization.tensor_quant")
@@ -90,7 +90,7 @@ def patch_for_mode(mode: Literal["called", "comparing"]) -> AbstractContextManag
 @contextmanager
 def keep_weights_in_place() -> Iterator[None]:
     """Return a context in which ``model.to`` moves only tensors that are neither parameters nor buffers."""
-    with _patches.activate("export"), set_variable(module_methods.keep_weights, True):
+    with _patches.activate("export"), set_contextvar(module_methods.keep_weights, True):
         yield
 
 
@@ -103,5 +103,5 @@ def patch_for_device(device: str | None, capabilities: Sequence[str]) -> Iterato
         yield
         return
     major, minor = next(iter(capabilities), model_queries.DEFAULT_CAPABILITY).split(".")
-    with set_variable(model_queries.capability, (int(major), int(minor))), _patches.activate("gpu"):
+    with set_contextvar(model_queries.capability, (int(major), int(minor))), _patches.activate("gpu"):
         yield

@@ -21,7 +21,7 @@ from attrs import define, field, frozen
 from torch._ops import OpOverload
 
 from pipeline.aten.types import Argument
-from pipeline.export_fixes.interrupts import set_variable, undo_at_exit
+from pipeline.export_fixes.interrupts import set_contextvar, undo_at_exit
 
 Kernel: TypeAlias = Callable[..., Any]
 ModelCall: TypeAlias = tuple[Any, Any, Any]
@@ -38,7 +38,7 @@ EXPIRES: Final = (2, 15)
 _active_kinds: ContextVar[frozenset[PatchKind]] = ContextVar("pipeline traces", default=frozenset())
 
 
-def is_patched(kind: PatchKind) -> bool:
+def is_patch_active(kind: PatchKind) -> bool:
     """Return whether a kind of replacement is active in this thread."""
     return kind in _active_kinds.get()
 
@@ -82,8 +82,8 @@ class Replacement:
     @property
     def versions(self) -> str:
         """The versions of torch that need the replacement, as text."""
-        first = f"from {_dotted(self.since)}" if self.since > (0, 0) else ""
-        last = f"before {_dotted(self.before)}" if self.before is not None else ""
+        first = f"from {_dotted_version(self.since)}" if self.since > (0, 0) else ""
+        last = f"before {_dotted_version(self.before)}" if self.before is not None else ""
         return " ".join(filter(None, (first, last))) or "all"
 
     @property
@@ -130,19 +130,20 @@ class Replacement:
 
         @functools.wraps(theirs)
         def either(*args: object, **kwargs: object) -> object:
-            return ours(theirs, *args, **kwargs) if is_patched(during) else theirs(*args, **kwargs)
+            return ours(theirs, *args, **kwargs) if is_patch_active(during) else theirs(*args, **kwargs)
 
         return always if self.everywhere else either
 
 
-def _dotted(version: tuple[int, int]) -> str:
+def _dotted_version(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def table_text(table: Sequence[Replacement]) -> str:
+def replacements_as_text(table: Sequence[Replacement]) -> str:
     """Return a table of replacements as text: each function, when it is replaced, for which torch versions, and why."""
     heads = ("replaced", "during", "torch", "expires with", "torch without it")
-    return align_columns(heads, *((str(r.target_name), r.during, r.versions, _dotted(r.until), r.why) for r in table))
+    rows = ((str(r.target_name), r.during, r.versions, _dotted_version(r.until), r.why) for r in table)
+    return align_columns(heads, *rows)
 
 
 def align_columns(*rows: Sequence[str]) -> str:
@@ -164,7 +165,7 @@ class Patches:
     @contextmanager
     def activate(self, during: PatchKind) -> Iterator[None]:
         """Return a context that activates a kind of replacement in this thread; ``during``: its name."""
-        if is_patched(during):
+        if is_patch_active(during):
             yield
             return
         trace = object()
@@ -176,7 +177,7 @@ class Patches:
                     if made is None or made[0] is not own:  # else it is there for other threads, too
                         made = self._made[row] = (own, row.wrapper_for(own))
                     row.write_entry(made[1])
-            with set_variable(_active_kinds, _active_kinds.get() | {during}):
+            with set_contextvar(_active_kinds, _active_kinds.get() | {during}):
                 yield
 
     def _restore(self, during: PatchKind, trace: object) -> None:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.export_fixes.error_attribution import Inputs
-from pipeline.export_fixes.input_checks import check_arguments, input_specs
+from pipeline.export_fixes.input_checks import check_arguments, input_entries
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Constant, Input, is_input
 from pipeline.shapes.environment import Range
@@ -30,8 +30,8 @@ class ProfileRanges:
 
 @frozen
 class Tuned:
-    """A dim of a profile with ``opt``, the size for which engines are tuned. torch.export's ``Dim`` has no ``opt``:
-    then it is the example's size, or the maximum if the example is outside of the profile."""
+    """A dim of a profile with ``opt``, the size for which engines are tuned. For torch.export's ``Dim``, which has no
+    ``opt``, that is the example's size, or the maximum if the example is outside of the profile."""
 
     name: str
     min: int
@@ -62,7 +62,7 @@ def merge_profiles(
         raise TypeError("the argument profiles and a pipeline.Input both give profiles: use only one of them")
     if not isinstance(profiles, Sequence) or not profiles:
         raise ValueError("profiles must be a non-empty sequence, with one dynamic_shapes for each profile")
-    return _merge_specs(model, *example_inputs, len(leaves), profiles)
+    return _merge_profile_entries(model, *example_inputs, len(leaves), profiles)
 
 
 def _profiles_of_inputs(inputs: Mapping[int, Input]) -> list[list[ProfileRanges]]:
@@ -78,14 +78,14 @@ def _profiles_of_inputs(inputs: Mapping[int, Input]) -> list[list[ProfileRanges]
     ]
 
 
-def _merge_specs(
+def _merge_profile_entries(
     model: object, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], count: int, profiles: Sequence[Spec]
 ) -> tuple[Spec, list[list[ProfileRanges]]]:
     names = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if isinstance(model, torch.nn.Module):
         for spec in profiles:
-            input_specs(model, given, spec)
+            input_entries(model, given, spec)
     wishes: list[list[ProfileRanges]] = [[] for _ in profiles]
     counter = iter(range(count))
 
@@ -100,7 +100,7 @@ def _merge_specs(
         leaf = next(counter, -1)
         if not isinstance(value, torch.Tensor | Input):
             return next((spec for spec in specs if spec is not None), None)
-        return _union_of_ranges(path, leaf, value, specs, wishes)
+        return _ranges_over_profiles(path, leaf, value, specs, wishes)
 
     shapes = {
         name: walk(name, value, [_item_entry(spec, name, place) for spec in profiles])
@@ -117,20 +117,20 @@ def _item_entry(spec: Spec, key: object, index: int | None = None) -> Spec:
     return spec[at] if isinstance(spec, list | tuple) and isinstance(at, int) and at < len(spec) else None
 
 
-def _union_of_ranges(
-    path: str, leaf: int, value: torch.Tensor | Input, specs: list[Spec], profiles: list[list[ProfileRanges]]
+def _ranges_over_profiles(
+    path: str, input_index: int, value: torch.Tensor | Input, specs: list[Spec], profiles: list[list[ProfileRanges]]
 ) -> dict[int, Any]:
     """Return the range of each dim over all profiles; append each profile's range to ``profiles``."""
     sizes = [opt for _, opt, _ in value.ranges] if isinstance(value, Input) else list(value.shape)
     found: dict[int, Any] = {}
     for dim, size in enumerate(sizes):
-        entries = [_dim_entry(spec, dim, len(sizes)) for spec in specs]
+        entries = [_entry_of_dim(spec, dim, len(sizes)) for spec in specs]
         if all(entry is None for entry in entries):
             continue
-        ends = [_entry_ends(entry, size) for entry in entries]
+        ends = [_size_bounds_of_entry(entry, size) for entry in entries]
         for at, (low, high) in enumerate(ends):
             best = getattr(entries[at], "opt", size if low <= size <= high else high)
-            profiles[at].append(ProfileRanges(leaf, {dim: Range(low, best, high)}))
+            profiles[at].append(ProfileRanges(input_index, {dim: Range(low, best, high)}))
         least, most = min(low for low, _ in ends), max(high for _, high in ends)
         name = next((entry.__name__ for entry in entries if hasattr(entry, "__name__")), f"{path}_{dim}")
         if least < most:
@@ -138,20 +138,20 @@ def _union_of_ranges(
     return found
 
 
-def _dim_entry(spec: Spec, dim: int, rank: int) -> Any:
+def _entry_of_dim(spec: Spec, dim: int, rank: int) -> Any:
     if isinstance(spec, Mapping):
         return spec.get(dim, spec.get(dim - rank))
     return spec[dim] if isinstance(spec, list | tuple) else None
 
 
-def _entry_ends(entry: Any, size: int) -> tuple[int, int]:
+def _size_bounds_of_entry(entry: Any, example_size: int) -> tuple[int, int]:
     """Return the smallest and largest size that an entry of a profile allows."""
     if isinstance(entry, int):
         return entry, entry
     if hasattr(entry, "min") and hasattr(entry, "max"):
         return int(entry.min), int(entry.max)
     if entry is None:
-        return size, size
+        return example_size, example_size
     raise TypeError(f"a size in profiles is {entry!r}: expected a number, torch.export.Dim with min and max, or None")
 
 

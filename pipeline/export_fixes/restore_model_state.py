@@ -46,11 +46,11 @@ def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
     spaces = [Snapshot.of(vars(module)) for module in model.modules()]
     beside = [each for _, each in held_objects(model)]
     objects = [Snapshot.of(vars(each)) for each in beside]
-    caches = [(cache, cache.cache_info().misses) for cache in _lru_caches(chain(model.modules(), beside))]
+    caches = [(cache, cache.cache_info().misses) for cache in _lru_caches_of(chain(model.modules(), beside))]
     buffers = [(b, b.detach().clone(), tensor_version(b)) for b in model.buffers() if b.numel() == 1]
 
     def restore() -> None:
-        for space in (*spaces, *(each for each in objects if each.has_fakes())):
+        for space in (*spaces, *(each for each in objects if each.has_new_fakes())):
             space.restore()
         for cache, misses in caches:
             if cache.cache_info().misses != misses:  # what it has made since may be fake, and cannot be looked at
@@ -64,7 +64,7 @@ def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
 
 def restore_distribution_checks() -> AbstractContextManager[None]:
     """Return a context that restores the default argument validation of ``torch.distributions``. Dynamo disables
-    validation when it compiles its first function; afterwards it will do so again for the user's first function."""
+    validation when it compiles its first function; after the restore, it does so again for the user's first one."""
     before = Distribution._validate_args
 
     def restore() -> None:
@@ -109,7 +109,7 @@ def _is_library_class(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("torch", "builtins", "functools")
 
 
-def _lru_caches(values: Iterable[object]) -> Iterator[Cache]:
+def _lru_caches_of(values: Iterable[object]) -> Iterator[Cache]:
     """Yield each ``functools.lru_cache`` on these objects' methods, and on functions in their classes' files."""
     kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_library_class(kind)}
     files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
@@ -117,12 +117,12 @@ def _lru_caches(values: Iterable[object]) -> Iterator[Cache]:
     yield from {id(x): x for space in spaces for x in [*space.values()] if isinstance(x, Cache)}.values()
 
 
-def _has_fakes(value: object, deep: bool = True) -> bool:
+def _contains_fakes(value: object, deep: bool = True) -> bool:
     """Return whether a value is or contains a fake tensor; ``deep``: also search the attributes of plain objects."""
     leaves = tree_leaves([*value] if isinstance(value, set) else value)
     if any(isinstance(leaf, FakeTensor | FunctionalTensor) for leaf in leaves):
         return True
-    return deep and any(_has_fakes([*vars(leaf).values()], False) for leaf in leaves if _is_plain_object(leaf))
+    return deep and any(_contains_fakes([*vars(leaf).values()], False) for leaf in leaves if _is_plain_object(leaf))
 
 
 @frozen
@@ -134,28 +134,28 @@ class Snapshot:
     contents: Mapping[int, tuple[Argument, Argument]]
 
     @classmethod
-    def of(cls, space: dict[str, Argument]) -> Snapshot:
-        held = (each for value in space.values() for each in _containers(value))
-        return cls(space, dict(space), {id(each): (each, each.copy()) for each in held})
+    def of(cls, attributes: dict[str, Argument]) -> Snapshot:
+        held = (each for value in attributes.values() for each in _containers_in(value))
+        return cls(attributes, dict(attributes), {id(each): (each, each.copy()) for each in held})
 
-    def has_fakes(self) -> bool:
+    def has_new_fakes(self) -> bool:
         """Return whether an attribute contains a fake tensor that it did not contain before."""
         new = (value for name, value in self.current.items() if self.before.get(name) is not value)
-        return any(map(_has_fakes, (*new, *(container for container, _ in self.contents.values()))))
+        return any(map(_contains_fakes, (*new, *(container for container, _ in self.contents.values()))))
 
     def changed_items(self) -> Iterator[tuple[str, object]]:
         """Yield (name, value) of each attribute that changed since the snapshot, or whose containers did."""
         for name in {**self.before, **self.current}:
             value, before = self.current.get(name), self.before.get(name)
-            if not _is_equal(value, before) or any(self._is_changed(each) for each in _containers(value)):
+            if not _is_unchanged(value, before) or any(self._is_changed(each) for each in _containers_in(value)):
                 yield name, value
 
-    def new_values(self, name: str) -> Sequence[object] | None:
+    def added_values(self, name: str) -> Sequence[object] | None:
         """Return the values added to an attribute that was None, or to a dict that kept its entries; else None."""
         value, before = self.current.get(name), self.before.get(name)
         if before is None:
             return [value]
-        if value is not before or type(value) is not dict or any(map(self._is_changed, [*_containers(value)][1:])):
+        if value is not before or type(value) is not dict or any(map(self._is_changed, [*_containers_in(value)][1:])):
             return None
         _, old = self.contents[id(value)]
         return [v for k, v in value.items() if k not in old] if all(value.get(k) is v for k, v in old.items()) else None
@@ -175,7 +175,7 @@ class Snapshot:
                 (container.extend if isinstance(container, list) else container.update)(before)
 
 
-def _containers(value: Argument) -> Iterator[Argument]:
+def _containers_in(value: Argument) -> Iterator[Argument]:
     """Yield a value if it is a list, dict or set, and the lists, dicts and sets in it."""
     left = [value]
     while left:
@@ -186,12 +186,12 @@ def _containers(value: Argument) -> Iterator[Argument]:
             left.extend(each.values() if isinstance(each, dict) else each)
 
 
-def _is_equal(first: Argument, second: Argument) -> bool:
+def _is_unchanged(first: Argument, second: Argument) -> bool:
     """Return whether two values are one object, equal numbers or strings, or tuples of such values."""
     if first is second or type(first) is not type(second):
         return first is second
     if isinstance(first, tuple):
-        return len(first) == len(second) and all(map(_is_equal, first, second))
+        return len(first) == len(second) and all(map(_is_unchanged, first, second))
     return isinstance(first, PLAIN) and first == second
 
 

@@ -27,8 +27,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError, package_folder
-from pipeline.export_fixes.error_attribution import BRANCH_HINT, NOT_MODEL_CODE, line_text
-from pipeline.export_fixes.interrupts import set_variable
+from pipeline.export_fixes.error_attribution import BRANCH_HINT, NOT_MODEL_CODE, source_line_text
+from pipeline.export_fixes.interrupts import set_contextvar
 from pipeline.export_fixes.patching import ModelCall
 from pipeline.shapes import guard_provenance
 
@@ -69,7 +69,7 @@ def reject_caught_errors() -> Iterator[None]:
     """Return a context for a trace of a model. Raise `CaptureError` if the model caught torch.export's error about a
     data-dependent branch: the program would always run the ``except`` branch."""
     errors: list[Exception] = []
-    with set_variable(guard_provenance.data_dependent_errors, errors):
+    with set_contextvar(guard_provenance.data_dependent_errors, errors):
         yield
         for error in errors:
             frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
@@ -78,10 +78,10 @@ def reject_caught_errors() -> Iterator[None]:
                 if is_pythons or file.startswith((*NOT_MODEL_CODE, package_folder("sympy"))):
                     continue  # code there may ask for a value and go on without one
                 why = "the branch at {} is data-dependent, and the model catches torch.export's error"
-                raise CaptureError(why.format(line_text(file, line)), BRANCH_HINT)
+                raise CaptureError(why.format(source_line_text(file, line)), BRANCH_HINT)
 
 
-def record_check(line: str) -> None:
+def record_assumed_check(line: str) -> None:
     """Record the ``file:line`` of a value check that the trace assumes to pass."""
     if (found := checks.get()) is not None:
         found.places[line] = None
@@ -90,15 +90,15 @@ def record_check(line: str) -> None:
 def assume_check(mode: AbstractContextManager[object], func: Target, args: Argument, kwargs: Argument) -> ModelCall:
     """Replace ``bool(tensor)`` in a value check by the bool with which the check passes; trace other calls as usual."""
     if func in CHECKING_FUNCTIONS:
-        return _as_model_code(mode, func), args, kwargs
+        return _trace_as_model_code(mode, func), args, kwargs
     if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_data_dependent(args[0]):
-        truth = _assumed_truth(sys._getframe(1), is_check=func is torch._assert)
+        truth = _truth_that_passes_check(sys._getframe(1), is_check=func is torch._assert)
         if truth is not None:
             return lambda *_, **__: truth, args, kwargs
     return func, args, kwargs
 
 
-def _as_model_code(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
+def _trace_as_model_code(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
     """Return a function of torch that torch.export traces as if it were the model's code."""
     unhandled = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
     bare = FunctionType(function.__code__, {**function.__globals__, **unhandled}, function.__name__)
@@ -125,7 +125,7 @@ def is_data_dependent(tensor: object) -> bool:
     return isinstance(tensor, FakeTensor) and tensor.constant is None
 
 
-def _assumed_truth(frame: FrameType | None, is_check: bool) -> bool | None:
+def _truth_that_passes_check(frame: FrameType | None, is_check: bool) -> bool | None:
     """Return the truth value with which a value check passes, and record its location; None for any other condition."""
     found = checks.get()
     while frame is not None and _is_library_frame(frame):
@@ -165,16 +165,16 @@ def _required_truth(code: CodeType, offset: int) -> tuple[bool | None, str]:
         return None, ""
     if_true = steps[place].opname.endswith("IF_TRUE")
     target = next(i for i, step in enumerate(steps) if step.offset == steps[place].argval)
-    by_jump, onward = _raised_error(steps, target), _raised_error(steps, place + 1)
+    by_jump, onward = _name_of_raised_error(steps, target), _name_of_raised_error(steps, place + 1)
     if bool(by_jump) == bool(onward):
         return None, ""
     return if_true == bool(onward), by_jump or onward
 
 
-def _raised_error(steps: Sequence[dis.Instruction], start: int) -> str:
+def _name_of_raised_error(instructions: Sequence[dis.Instruction], start: int) -> str:
     """Return the name of the error that the instructions from ``start`` on raise without doing anything else, or ""."""
     name = ""
-    for step in steps[start : start + MAX_RAISE_STEPS]:
+    for step in instructions[start : start + MAX_RAISE_STEPS]:
         if step.opname == "RAISE_VARARGS":
             return name or "Exception"
         if any(end in step.opname for end in BRANCH_ENDS) or step.opname.startswith(SIDE_EFFECTS):
@@ -193,18 +193,18 @@ def _builtin_error(name: object) -> type[BaseException] | None:
 
 
 @functools.lru_cache(1024)
-def _may_catch(code: CodeType, offset: int, error: str) -> bool:
+def _may_catch(code: CodeType, offset: int, error_name: str) -> bool:
     """Return whether an ``except`` around a bytecode offset of a function may catch the error with this name."""
     handlers = [entry.target for entry in dis.Bytecode(code).exception_entries if entry.start <= offset < entry.end]  # type: ignore[attr-defined]
     steps = [step for step in dis.get_instructions(code) if step.opname != "NOP"]
-    return any(_handler_catches([step for step in steps if step.offset >= handler], error) for handler in handlers)
+    return any(_handler_catches([step for step in steps if step.offset >= handler], error_name) for handler in handlers)
 
 
-def _handler_catches(steps: Sequence[dis.Instruction], error: str) -> bool:
+def _handler_catches(instructions: Sequence[dis.Instruction], error_name: str) -> bool:
     """Return whether an exception handler's instructions may catch the error with this name and continue."""
     named: list[object] = []
     passed = -1
-    for step, after in pairwise(steps):
+    for step, after in pairwise(instructions):
         if step.offset < passed:
             continue
         if step.opname in ("WITH_EXCEPT_START", "RERAISE"):
@@ -212,7 +212,7 @@ def _handler_catches(steps: Sequence[dis.Instruction], error: str) -> bool:
         if step.opname == "POP_EXCEPT":
             return after.opname != "RERAISE"
         if step.opname == "CHECK_EXC_MATCH":
-            kinds, raised = [_builtin_error(name) for name in named], _builtin_error(error) or Exception
+            kinds, raised = [_builtin_error(name) for name in named], _builtin_error(error_name) or Exception
             if any(kind is None or issubclass(raised, kind) or issubclass(kind, raised) for kind in kinds):
                 return True
             named, passed = [], after.argval  # what comes where it does not match

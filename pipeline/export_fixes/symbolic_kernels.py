@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from pipeline.aten.types import Argument, Target
-from pipeline.export_fixes.patching import Kernel, is_patched
+from pipeline.export_fixes.patching import Kernel, is_patch_active
 
 
 def compare_as_example(orig: Kernel, condition: Argument, default: bool) -> bool:
@@ -113,10 +113,10 @@ def weighted_bincount(
     return counts.to(torch.float32 if weights.dtype == torch.float32 else torch.float64)
 
 
-def sqrt(own: Kernel, x: object, /) -> object:
+def sqrt(orig: Kernel, x: object, /) -> object:
     """Replace ``math.sqrt``: return the square root of a dynamic size as an expression. Dynamo traces this function."""
-    varies = isinstance(x, torch.SymInt | torch.SymFloat) and is_patched("trace")
-    return torch.sym_sqrt(x) if varies else own(x)
+    varies = isinstance(x, torch.SymInt | torch.SymFloat) and is_patch_active("trace")
+    return torch.sym_sqrt(x) if varies else orig(x)
 
 
 def one_hot(orig: Kernel, self: torch.Tensor, num_classes: Any = -1) -> object:
@@ -135,7 +135,7 @@ def one_hot(orig: Kernel, self: torch.Tensor, num_classes: Any = -1) -> object:
 KEY: Final = DispatchKey.CompositeImplicitAutograd
 
 
-def shape_kernel(shapes: Kernel) -> Kernel:
-    """Return a kernel for a recurrent layer that computes only the result's shapes, by ``shapes``. torch.export
+def shape_only_kernel(infer_shapes: Kernel) -> Kernel:
+    """Return a kernel for a recurrent layer that computes only the result's shapes, by ``infer_shapes``. torch.export
     would unroll the time steps of ``aten.lstm`` and similar operators, which is slow and makes the length static."""
-    return lambda own, *args, **kwargs: shapes(*args, **kwargs)
+    return lambda own, *args, **kwargs: infer_shapes(*args, **kwargs)

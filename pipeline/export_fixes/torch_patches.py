@@ -145,7 +145,7 @@ TABLE: Final = (
     Replacement(
         FakeTensorMode,
         "dispatch",
-        known_values.dispatch_with_values,
+        known_values.dispatch_with_known_values,
         "creates a symbol for a number read from a tensor that contains sizes, or several known numbers",
     ),
     _export(
@@ -169,7 +169,7 @@ TABLE: Final = (
     Replacement(
         _NonStrictTorchFunctionHandler,
         "_override",
-        model_calls.handle_model_call,
+        model_calls.rewrite_model_call,
         "specializes index tensors that contain sizes to the example, fails on value checks and uint8 masks, has no "
         "shapes of packed sequences, and turns x.data and the lengths of pooling windows into constants",
     ),
@@ -177,7 +177,7 @@ TABLE: Final = (
         _export(
             target,
             symbolic_kernels.KEY,
-            symbolic_kernels.shape_kernel(shapes),
+            symbolic_kernels.shape_only_kernel(shapes),
             "unrolls the steps of a recurrent layer, for one length",
         )
         for target, shapes in RECURRENT.items()
@@ -191,14 +191,14 @@ TABLE: Final = (
     _export(
         aten.lstm_cell.default,
         symbolic_kernels.KEY,
-        symbolic_kernels.shape_kernel(CELLS[aten.lstm_cell.default]),
+        symbolic_kernels.shape_only_kernel(CELLS[aten.lstm_cell.default]),
         "has no shapes for a GPU's kernel of a cell without biases",
         before=(2, 15),
     ),
     _gpu(
         aten.gru_cell.default,
         symbolic_kernels.KEY,
-        symbolic_kernels.shape_kernel(CELLS[aten.gru_cell.default]),
+        symbolic_kernels.shape_only_kernel(CELLS[aten.gru_cell.default]),
         "has no shapes for a GPU's kernel of a cell, and runs the kernel to determine them",
         before=(2, 15),
     ),
@@ -214,7 +214,7 @@ TABLE: Final = (
     _export(
         proxy_tensor,
         "proxy_call",
-        lambda own, *args: branches.record_effects(partial(value_hooks.read_known, own), *args),
+        lambda own, *args: branches.record_side_effects(partial(value_hooks.trace_known_number_read, own), *args),
         "reads outdated values of a tensor that was written through a view, and does not report side effects",
     ),
     *(
@@ -225,19 +225,19 @@ TABLE: Final = (
             "treats modules that other threads call as parts of the model",
             everywhere=True,
         )
-        for name, make in (("call_module", export_steps.trace_own_call), ("getattr", export_steps.trace_own_attribute))
+        for name, make in (("call_module", export_steps.trace_call), ("getattr", export_steps.trace_getattr))
     ),
     _export(
         _trace,
         "_fakify_params_buffers",
-        value_hooks.fake_buffers,
+        value_hooks.fake_buffers_with_values,
         "creates a symbol for a number that is read from a buffer",
     ),
-    _export(_trace, "make_fake_inputs", value_hooks.fake_inputs, "does not know the value of an input"),
+    _export(_trace, "make_fake_inputs", value_hooks.fake_inputs_with_values, "does not know the value of an input"),
     _export(
         _trace,
         "produce_guards_and_solve_constraints",
-        export_steps.store_violations,
+        export_steps.store_range_violations,
         "fails after the trace if a range is wider than the model accepts",
     ),
     _export(
@@ -249,7 +249,7 @@ TABLE: Final = (
     _export(
         _trace,
         "get_class_if_classified_error",
-        export_steps.suppress_advice,
+        export_steps.suppress_error_advice,
         "prints the graph and a hint before an error",
     ),
     _export(
@@ -271,7 +271,7 @@ TABLE: Final = (
         "swaps the contents of weights that a model converts during a trace, which fails",
     ),
     _example(
-        FakeTensorMode, "__init__", example_guards.compute_example_values, "has no values for data-dependent branches"
+        FakeTensorMode, "__init__", example_guards.init_with_example_values, "has no values for data-dependent branches"
     ),
     _example(
         meta_utils,
@@ -299,7 +299,7 @@ TABLE: Final = (
         example_guards.record_decision,
         "logs the example's decisions without their lines",
     ),
-    _example(builtins, "len", example_guards.keep_dynamic_length, "returns the number of the example's rows"),
+    _example(builtins, "len", example_guards.len_keeping_symbols, "returns the number of the example's rows"),
     *(
         Replacement(
             torch.compiler,
@@ -342,13 +342,13 @@ TABLE: Final = (
     _gpu(
         aten.scaled_dot_product_attention.default,
         symbolic_kernels.KEY,
-        model_queries.gpu_attention,
+        model_queries.choose_gpu_attention_kernel,
         "asks the GPU for its attention kernel, which determines the memory layout of the result",
     ),
     _gpu(
         aten._to_copy.default,
         DispatchKey.BackendSelect,
-        model_queries.copy_to_cpu,
+        model_queries.copy_constant,
         "copies the stored values of a constant to the GPU",
     ),
 )

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument, Function, Target
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.known_values import BUFFERS_ATTRIBUTE, attach_value, has_few_elements, known, known_number
+from pipeline.export_fixes.known_values import BUFFERS_ATTRIBUTE, attach_value, has_few_elements, known, known_maximum
 from pipeline.export_fixes.patching import Kernel, ModelCall
 from pipeline.inputs import Constant
 
@@ -42,7 +42,7 @@ def attach_small_value(fake: torch.Tensor, value: torch.Tensor) -> None:
         attach_value(fake, elements.detach().to("cpu", copy=True))
 
 
-def fake_buffers(
+def fake_buffers_with_values(
     orig: Callable[..., dict[str, torch.Tensor]], mode: FakeTensorMode, module: torch.nn.Module
 ) -> dict[str, torch.Tensor]:
     """Wrap torch.export's creation of fake parameters and buffers: store the values of small buffers in them."""
@@ -62,7 +62,7 @@ def fake_buffers(
     return made
 
 
-def fake_inputs(
+def fake_inputs_with_values(
     orig: Kernel, module: object, args: object, kwargs: object, *rest: Argument, **options: Argument
 ) -> Argument:
     """Wrap torch.export's creation of fake inputs: store the values of `Constant` inputs in them."""
@@ -77,7 +77,7 @@ def fake_inputs(
     return made
 
 
-def read_known(
+def trace_known_number_read(
     orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
 ) -> object:
     """Wrap torch's tracing of a call: read a number from the fake tensor, not from its proxy's literal."""
@@ -89,7 +89,7 @@ def read_known(
 
 
 def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> object:
-    """Wrap Dynamo's pass that specializes float inputs: it would treat each number read from a tensor as a symbol."""
+    """Wrap Dynamo's pass that specializes float inputs, which treats each number read from a tensor as a symbol."""
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, FakeTensor) and isinstance(value.item_memo, int):
@@ -101,7 +101,7 @@ def replace_known_index(mode: object, func: Target, args: Argument, kwargs: Argu
     """Replace index tensors by their known numbers, which torch would specialize to the example's values (2.11 for
     reads; 2.13 for writes, and for reads with other index tensors)."""
     if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
-        args = (args[0], map_index(args[1], _known_index), *args[2:])
+        args = (args[0], map_index(args[1], _index_with_known_numbers), *args[2:])
     return func, args, kwargs
 
 
@@ -114,6 +114,6 @@ def map_index(index: Argument, function: Function) -> object:
     return function(index)
 
 
-def _known_index(index: Argument) -> Argument:
-    number = known_number(index) if isinstance(index, FakeTensor) and index.dim() == 0 else None
+def _index_with_known_numbers(index: Argument) -> Argument:
+    number = known_maximum(index) if isinstance(index, FakeTensor) and index.dim() == 0 else None
     return index.item() if isinstance(number, torch.SymInt) else index

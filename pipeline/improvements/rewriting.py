@@ -16,7 +16,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.naming import origin_of
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Function, Target
-from pipeline.capture.fake_tensors import argument_key, fake_mode, fake_result
+from pipeline.capture.fake_tensors import fake_mode, fake_result, fake_result_key
 from pipeline.converters import DECOMPOSITIONS
 from pipeline.converters.attention import is_slow_attention
 from pipeline.converters.registry import ConverterRegistry
@@ -86,7 +86,7 @@ class Rewriting:
 
     def create(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], before: Node) -> Node:
         """Create a call before a node, with the node's module and source line as metadata, and with a fake value."""
-        key = f"{target} {argument_key(args)} {argument_key(kwargs)}"
+        key = f"{target} {fake_result_key(args)} {fake_result_key(kwargs)}"
         if key not in self.made:
             self.made[key] = fake_result(self.mode, target, args, kwargs)
         with self.graph.inserting_before(before):

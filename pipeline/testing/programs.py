@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten
 from pipeline.aten.types import Argument, Leaf, Target, aten
 from pipeline.capture.output_names import name_outputs
 from pipeline.errors import PipelineError
-from pipeline.export_fixes.fake_device_copy import ensure_cuda_guard
+from pipeline.export_fixes.fake_device_copy import ensure_cuda_device_guard
 from pipeline.export_fixes.patch_contexts import patch_for_device, patch_for_export
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program, make_port
@@ -51,7 +51,7 @@ class CallProgram:
 def build_call_program(call: Call, settings: CompilationSettings) -> CallProgram:
     """Create a call's program: inputs, constants, sizes read from inputs, arithmetic on sizes, the call, results."""
     if settings.device == "cuda":
-        ensure_cuda_guard()
+        ensure_cuda_device_guard()
     with patch_for_device(settings.device, settings.compute_capabilities):
         return _Builder(call, settings.device or "cpu").build(settings)
 

@@ -16,7 +16,7 @@ from pipeline.aten.naming import node_name
 from pipeline.aten.op_predicates import is_cheap
 from pipeline.build.kernels import kernels
 from pipeline.capture.capture import capture
-from pipeline.capture.fake_tensors import argument_key
+from pipeline.capture.fake_tensors import fake_result_key
 from pipeline.compiled import Compiled
 from pipeline.compose.events import report
 from pipeline.errors import ExecutionError
@@ -211,7 +211,7 @@ def _engine_signature(program: Program, nodes: Sequence[torch.fx.Node]) -> str:
     """Return a key that is equal for sets of operators whose engines are equal."""
     known: Mapping[str, object] = program.constants
     rows = (
-        (n.target, argument_key(n.args), argument_key(n.kwargs), [x.name in known for x in n.all_input_nodes])
+        (n.target, fake_result_key(n.args), fake_result_key(n.kwargs), [x.name in known for x in n.all_input_nodes])
         for n in nodes
     )
     return str(list(rows))

@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import pipeline
 from pipeline.aten.preserved_composites import RECURRENT
 from pipeline.export_fixes import patch_contexts
-from pipeline.export_fixes.export_steps import collect_violations
+from pipeline.export_fixes.export_steps import collect_range_violations
 from pipeline.export_fixes.torch_patches import SEEDS
 from tests.export_fixes.by_the_example import BY_EXAMPLE, Halves, LooksUp, by_the_example, counts_alike, differs, filled
 from tests.export_fixes.made_up import adds_elements, one_of_two, takes_windows_to_fit, there_are_two
@@ -171,7 +171,7 @@ def least(function: Callable[..., Any]) -> int:
 
 
 def gives_no_program() -> bool:
-    with collect_violations():
+    with collect_range_violations():
         return fails(exported, by_size)
 
 

@@ -87,7 +87,7 @@ def test_a_quotient_of_proportional_sizes_is_no_fixed_number(caplog: pytest.LogC
 
 
 def test_the_table_is_printed() -> None:
-    lines = attempts.table_text().splitlines()
+    lines = attempts.retries_as_text().splitlines()
     assert len(lines) == 1 + 1 + len(attempts.ATTEMPTS)
     for line, attempt in zip(lines[1:], (attempts.NUMBERS, *attempts.ATTEMPTS), strict=True):
         assert line.startswith(attempt.name)
@@ -96,11 +96,12 @@ def test_the_table_is_printed() -> None:
 
 
 def first(**others: Any) -> attempts.FirstExport:
-    given = {"error": RuntimeError("fails"), "has_input_ranges": False, "has_one_size": False, "is_narrower": False}
+    absent = dict.fromkeys(("has_input_ranges", "has_specialized_size", "needs_narrower_ranges"), False)
+    given = {"error": RuntimeError("fails"), **absent}
     return attempts.FirstExport(model=Calls(halves), shapes=None, mode="python", **given | others)
 
 
 def test_bytecode_comes_first_where_a_size_is_a_constant() -> None:
-    for has_one_size, expected in ((True, ["bytecode first"]), (False, ["bytecode"])):
-        found = first(has_one_size=has_one_size)
+    for has_specialized_size, expected in ((True, ["bytecode first"]), (False, ["bytecode"])):
+        found = first(has_specialized_size=has_specialized_size)
         assert [a.name for a in attempts.ATTEMPTS if "bytecode" in a.name and [*a.exports_to_try(found)]] == expected

@@ -318,8 +318,9 @@ def test_literals_on_a_gpu_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "device", place, raising=False)
     dispatch, mode = FakeTensorMode.dispatch, FakeTensorMode()
     with known_values.track_values({0: pipeline.Constant(GRID)}):
-        made: Any = known_values.dispatch_with_values(dispatch, mode, aten.lift_fresh_copy.default, (), (literal,), {})
-        written: Any = known_values.dispatch_with_values(dispatch, mode, aten.add_.Scalar, (), (made, 1), {})
+        lift = aten.lift_fresh_copy.default
+        made: Any = known_values.dispatch_with_known_values(dispatch, mode, lift, (), (literal,), {})
+        written: Any = known_values.dispatch_with_known_values(dispatch, mode, aten.add_.Scalar, (), (made, 1), {})
     assert made.device == gpu and written.constant.tolist() == [3, 2]
     assert literal.tolist() == [2, 1]
 

@@ -142,9 +142,8 @@ def test_a_call_is_told_likewise() -> None:
 
 
 def test_an_input_on_another_device_is_told() -> None:
-    with pytest.raises(
-        pipeline.CaptureError, match=r"^input input is on meta, the model is on cpu: .*devices"
-    ) as caught:
+    told = r"^tensors are on different devices: input input is on meta, the model is on cpu: .*devices"
+    with pytest.raises(pipeline.CaptureError, match=told) as caught:
         pipeline.capture(nn.Linear(4, 4).eval(), (X.to("meta"),))
     assert "Input(…, device=…)" in caught.value.hint
 

@@ -14,7 +14,7 @@ from torch.export import export
 
 import pipeline
 from pipeline.export_fixes import patch_contexts
-from pipeline.export_fixes.patching import VERSION, Patches, Replacement, table_text
+from pipeline.export_fixes.patching import VERSION, Patches, Replacement, replacements_as_text
 from pipeline.export_fixes.torch_patches import TABLE
 from tests.export_fixes.flaws import FLAWS, ROW, ROWS, Calls, Recurrent, repeated
 
@@ -51,7 +51,7 @@ def test_no_row_has_expired() -> None:
 def test_each_row_says_what_it_mends_and_has_a_test() -> None:
     assert all(row.why for row in TABLE)
     assert {row.target_name for row in TABLE} == FLAWS.keys()
-    lines = table_text(TABLE).splitlines()
+    lines = replacements_as_text(TABLE).splitlines()
     assert len(lines) == len(TABLE) + 1
     assert "aten.slice.Tensor" in next(line for line in lines if "x[: n // 2]" in line and "before 2.13" in line)
 

@@ -67,12 +67,12 @@ def sizes_baked_in() -> AbstractContextManager[Any]:
 
 def alias_lost() -> AbstractContextManager[Any]:
     """An input that is changed and returned comes back as another tensor."""
-    outputs = lifting._outputs
+    outputs = lifting._make_outputs
 
     def without_targets(*args: Any) -> Any:
         return tuple(evolve(o, target="") if o.kind == "user" else o for o in outputs(*args))
 
-    return patch(lifting, "_outputs", without_targets)
+    return patch(lifting, "_make_outputs", without_targets)
 
 
 def constants_mixed_up() -> AbstractContextManager[Any]:

@@ -147,7 +147,7 @@ def kind_of_whole_calls(encoder: torch.nn.Module, calls: Sequence[TowerCall]) ->
     """Return a `Kind` for encoder calls that differ only in the sizes of floating-point tensors, and run without
     splitting. Integers become constants."""
     first = calls[0]
-    seen = Calls(encoder, [Call.of(bind_args(encoder, each.args, each.kwargs), None) for each in calls])
+    seen = Calls(encoder, [Call.from_inputs(bind_args(encoder, each.args, each.kwargs), None) for each in calls])
     seen.example = first.args, dict(first.kwargs)
     inputs = seen.inputs
     args, kwargs = tree_map_only(

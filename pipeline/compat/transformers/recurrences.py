@@ -23,7 +23,7 @@ from transformers.activations import ACT2FN
 from pipeline.aten.own_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
-from pipeline.export_fixes.interrupts import set_variable
+from pipeline.export_fixes.interrupts import set_contextvar
 from pipeline.export_fixes.patching import Patches, Replacement
 
 Function: TypeAlias = Callable[..., Argument]
@@ -270,7 +270,7 @@ def over_states(model: torch.nn.Module) -> Iterator[None]:
     """Return a context in which this thread calls the replacements in the transformers modules that define a model."""
     paths = dict.fromkeys(type(each).__module__ for each in model.modules())
     modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]
-    with set_variable(_current, None), ExitStack() as stack:
+    with set_contextvar(_current, None), ExitStack() as stack:
         for module in modules:
             stack.enter_context(_replacements(module).activate(module.__name__))
         yield

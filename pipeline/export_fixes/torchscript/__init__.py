@@ -1,1 +1,1 @@
-"""Make TorchScript exportable: read its graph into records, and run each node in Python by an evaluator."""
+"""Make TorchScript exportable: read its graph, and run each node by a Python function, its evaluator."""

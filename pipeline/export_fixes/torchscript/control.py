@@ -7,8 +7,8 @@ from typing import Final
 
 import torch
 
-from pipeline.export_fixes.branches import select_branch
-from pipeline.export_fixes.runtime_asserts import record_check
+from pipeline.export_fixes.branches import trace_both_branches
+from pipeline.export_fixes.runtime_asserts import record_assumed_check
 from pipeline.export_fixes.torchscript.graph import Value
 from pipeline.export_fixes.torchscript.objects import Object
 from pipeline.export_fixes.torchscript.registry import Call, Evaluator
@@ -39,7 +39,7 @@ def evaluate_if(call: Call, condition: Value) -> Value:
         return call.blocks[0 if condition else 1]()
     raised = [any(node.kind == "prim::RaiseException" for node in block.nodes) for block in call.node.blocks]
     if sum(raised) == 1:
-        record_check(call.where.partition(",")[0])
+        record_assumed_check(call.where.partition(",")[0])
         return call.blocks[raised.index(False)]()
     if not isinstance(condition, torch.Tensor):
         raise call.error("the condition depends on data, which is known only when the program runs", _CHOOSE)
@@ -47,7 +47,7 @@ def evaluate_if(call: Call, condition: Value) -> Value:
         if node.kind in _MUTATING_KINDS or (node.kind in _MUTATING_LIST_KINDS and node.types[:1] != ("Tensor",)):
             raise call.error(f"a branch of a data-dependent if has a side effect, {node.kind}", _CHOOSE)
     yes, no = (_with_tensor_bools(call, block, condition.device) for block in call.blocks)
-    return select_branch(condition, yes, no, call.where.partition(",")[0])
+    return trace_both_branches(condition, yes, no, call.where.partition(",")[0])
 
 
 def _with_tensor_bools(
@@ -101,7 +101,7 @@ def raise_error(call: Call, message: Value, kind: Value = None) -> None:
     raise call.error(f"the model raises {kind or ''}: {message}".replace(" : ", ": "))
 
 
-def enter_context(call: Call, context: Value) -> Value:
+def ignore_context(call: Call, context: Value) -> Value:
     """Evaluate prim::Enter and prim::Exit: ignore gradient and profiler contexts, which do not affect results."""
     name = context.kind if isinstance(context, Object) else type(context).__name__
     if not any(part in name for part in _HARMLESS):
@@ -127,8 +127,8 @@ CONTROL: Final[Mapping[str, Evaluator]] = {
     "prim::If": evaluate_if,
     "prim::Loop": unroll_loop,
     "prim::RaiseException": raise_error,
-    "prim::Enter": enter_context,
-    "prim::Exit": lambda call, context: enter_context(call, context) and None,
+    "prim::Enter": ignore_context,
+    "prim::Exit": lambda call, context: ignore_context(call, context) and None,
     **dict.fromkeys(("prim::CallMethod", "prim::fork", "prim::awaitable"), run_block),
     **dict.fromkeys(("aten::wait", "prim::awaitable_wait", "prim::awaitable_nowait"), lambda call, value: value),
     "prim::PythonOp": call_python,

@@ -1,4 +1,4 @@
-"""Convert a TorchScript graph to records: nodes with their attributes, blocks and locations in the user's code."""
+"""Convert a TorchScript graph to Python objects: nodes with attributes, blocks and locations in the user's code."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Graph:
 
 
 def read_graph(script: TorchIR, method: str = "forward") -> Graph:
-    """Read a method of a script module, or a script function, into records; the script is not changed."""
+    """Return a method of a script module, or a script function, as a `Graph`; the script is not changed."""
     reader = _Reader()
     if isinstance(script, torch.jit.ScriptModule):
         block = reader.read_method(_Receiver("", script), method, SourceLocation())
@@ -192,7 +192,7 @@ def _record_submodule(node: TorchIR, receivers: dict[str, _Receiver]) -> None:
 
 
 class _Reader:
-    """Converts TorchScript blocks to records, and collects their tensor constants."""
+    """Converts TorchScript blocks to `Block` s, and collects their tensor constants."""
 
     def __init__(self) -> None:
         self.constants: dict[str, torch.Tensor] = {}
@@ -210,7 +210,7 @@ class _Reader:
         return self.methods[key]
 
     def read_block(self, block: TorchIR, scope: _Scope) -> Block:
-        """Convert a block to a record; value names, which are unique only within a graph, get the scope's prefix."""
+        """Convert a TorchScript block; value names, which are unique only within a graph, get the scope's prefix."""
 
         def names(values: TorchIR) -> tuple[str, ...]:
             return tuple(f"{scope.prefix}{value.debugName()}" for value in values)
@@ -224,18 +224,18 @@ class _Reader:
         return Block(names(block.inputs()), tuple(filter(None, made)), names(block.outputs()))
 
     def read_node(self, node: TorchIR, inputs: tuple[str, ...], outputs: tuple[str, ...], scope: _Scope) -> Node | None:
-        """Convert a node to a record, or store a tensor constant (not a number) in ``constants`` and return None."""
+        """Convert a TorchScript node, or store a tensor constant (not a number) in ``constants`` and return None."""
         _record_submodule(node, scope.receivers)
         kind = node.kind()
-        attributes = _attributes(node, kind)
-        if isinstance(value := attributes.get("value"), torch.Tensor) and not is_number(value):
+        attributes = _node_attributes(node, kind)
+        if isinstance(value := attributes.get("value"), torch.Tensor) and not is_single_integer(value):
             self.constants[outputs[0]] = value.detach()
             return None
         types = tuple(_type_text(value.type()) for value in node.outputs())
         blocks = tuple(self.read_blocks(node, scope))
         kind = "prim::CallMethod" if kind == CALL else kind
         return Node(
-            kind, _overload(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.location
+            kind, _overload_name(node.schema()), inputs, outputs, types, FrozenDict(attributes), blocks, scope.location
         )
 
     def read_blocks(self, node: TorchIR, scope: _Scope) -> Iterator[Block]:
@@ -256,7 +256,7 @@ class _Reader:
         return self.read_block(copy, _Scope(f"{scope.prefix}{node.output().debugName()}/", scope.location, own))
 
 
-def _attributes(node: TorchIR, kind: str) -> dict[str, TorchIR]:
+def _node_attributes(node: TorchIR, kind: str) -> dict[str, TorchIR]:
     """Return a TorchScript node's attributes by name, except graphs."""
     if kind == "prim::Constant":
         return {"value": node.output().toIValue()}
@@ -266,18 +266,18 @@ def _attributes(node: TorchIR, kind: str) -> dict[str, TorchIR]:
     return {n: tuple(t.annotation_str for t in v) if node.kindOf(n) == "tys" else v for n, v in found.items()}
 
 
-def _type_text(kind: TorchIR) -> str:
+def _type_text(script_type: TorchIR) -> str:
     """Return a type's TorchScript syntax; for a named tuple, including the names of its fields."""
-    return str(kind.str()) if kind.kind() == "TupleType" else str(kind.annotation_str)
+    return str(script_type.str()) if script_type.kind() == "TupleType" else str(script_type.annotation_str)
 
 
-def is_number(tensor: torch.Tensor) -> bool:
+def is_single_integer(tensor: torch.Tensor) -> bool:
     """Return whether a tensor constant is a single integer, as in traces of arithmetic on sizes."""
     return tensor.dim() == 0 and tensor.dtype in (torch.int64, torch.int32, torch.bool)
 
 
 @lru_cache(maxsize=4096)
-def _overload(schema: str) -> str:
+def _overload_name(schema: str) -> str:
     if "(" not in schema or schema.startswith("("):
         return ""
     return str(torch._C.parse_schema(schema).overload_name) or "default"

@@ -56,7 +56,7 @@ class Interpreter:
             if not getattr(error, "__notes__", ()):
                 error.add_note(f"in TorchScript's {node.name} ({call.where})")
             raise
-        return _output_values(call, result)
+        return _as_output_tuple(call, result)
 
     def evaluate_node(self, call: Call, inputs: list[Value]) -> Value:
         """Return a node's result, by the registered evaluator, or else by the torch operator of the node's schema."""
@@ -75,7 +75,7 @@ class Interpreter:
         return operator(*(value for each, value in given if not each.kwarg_only), **kwargs)
 
 
-def _output_values(call: Call, result: Value) -> tuple[Value, ...]:
+def _as_output_tuple(call: Call, result: Value) -> tuple[Value, ...]:
     """Return a node's result as a tuple with one value per output; a block's result is a tuple already."""
     count = len(call.node.outputs)
     if count == 1 and not call.blocks:

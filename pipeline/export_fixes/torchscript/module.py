@@ -49,14 +49,13 @@ def model(script: Script, *, evaluators: Evaluators = EVALUATORS, method: str = 
     found = _script_method(script, method)
     own = isinstance(script, torch.jit.ScriptModule)
     forward = _forward_function(found.schema.arguments[1 if own else 0 :])
-    kind = type(_name(script), (_InterpretedModule,), {"forward": forward})
+    kind = type(_class_name(script), (_InterpretedModule,), {"forward": forward})
     made: torch.nn.Module = kind(script if own else None, read_graph(script, method), evaluators)
     return made
 
 
 def interpret_scripts(model_or_script: Value) -> torch.nn.Module:
-    """Return a copy of a module that interprets TorchScript in it; the module itself if it has none or is
-    uncopyable."""
+    """Return a copy of a module that interprets its TorchScript; the module itself if it has none or is uncopyable."""
     if is_script(model_or_script):
         return model(model_or_script)
     found: torch.nn.Module = model_or_script
@@ -78,16 +77,16 @@ def _script_modules(module: torch.nn.Module) -> Iterator[torch.jit.ScriptModule]
 def _script_method(script: Value, name: str) -> Value:
     if not isinstance(script, torch.jit.ScriptModule):
         return script
+    owner = f"the TorchScript module {_class_name(script)}"
     if not script._c._has_method(name):
-        known = ", ".join(script._c._method_names())
-        raise CaptureError(f"the TorchScript module {_name(script)} has no method {name!r}; its methods are {known}")
+        raise CaptureError(f"{owner} has no method {name!r}; its methods are {', '.join(script._c._method_names())}")
     if script._c._get_forward_hooks() or script._c._get_forward_pre_hooks():
         hint = "call the functions of the hooks in forward"
-        raise CaptureError(f"the TorchScript module {_name(script)} has hooks, which its graph does not contain", hint)
+        raise CaptureError(f"{owner} has hooks, which its graph does not contain", hint)
     return script._c._get_method(name)
 
 
-def _name(script: Value) -> str:
+def _class_name(script: Value) -> str:
     return str(getattr(script, "original_name", None) or script.name)
 
 
@@ -120,7 +119,7 @@ class _ScriptContents(torch.nn.Module):
         super().__init__()
         self.training = bool(getattr(script, "training", False))  # torch.jit.freeze takes it away
         for name, parameter in script.named_parameters(recurse=False, remove_duplicate=False):
-            self.register_parameter(name, _parameter(parameter, known))
+            self.register_parameter(name, _as_parameter(parameter, known))
         for name, buffer in script.named_buffers(recurse=False, remove_duplicate=False):
             self.register_buffer(name, buffer)
         for name, part in script.named_children():
@@ -131,13 +130,13 @@ class _ScriptContents(torch.nn.Module):
                 setattr(self, name, script._c.getattr(name))
 
 
-def _parameter(tensor: torch.Tensor, known: dict[int, tuple[torch.Tensor, torch.nn.Parameter]]) -> torch.nn.Parameter:
+def _as_parameter(tensor: torch.Tensor, seen: dict[int, tuple[torch.Tensor, torch.nn.Parameter]]) -> torch.nn.Parameter:
     """Return a tensor as a parameter: the tensor itself, or for a loaded file a parameter in the same memory. Tied
-    tensors stay one parameter. ``known``: the parameters by the ids of the script's tensors, which it keeps alive."""
+    tensors stay one parameter. ``seen``: the parameters by the ids of the script's tensors, which it keeps alive."""
     if isinstance(tensor, torch.nn.Parameter):
         return tensor
     given = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
-    return known.setdefault(id(tensor), (tensor, given))[1]
+    return seen.setdefault(id(tensor), (tensor, given))[1]
 
 
 class _InterpretedModule(_ScriptContents):

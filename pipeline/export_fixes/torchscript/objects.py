@@ -1,4 +1,4 @@
-"""Evaluators of constants, attributes, tuples, lists, dicts, instances of a script's classes, and type tests."""
+"""Evaluators of TorchScript's constants, attributes, tuples, lists, dicts, instances of classes, and type tests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def set_attribute(call: Call, owner: Value, value: Value) -> None:
 def construct_tuple(call: Call, *values: Value) -> Value:
     """Evaluate prim::TupleConstruct: return a tuple or a named tuple."""
     fields = named_tuple_fields(call.types[0])
-    return tuple(values) if fields is None else _named_tuple(fields)(*values)
+    return tuple(values) if fields is None else _named_tuple_class(fields)(*values)
 
 
 def named_tuple_fields(kind: str) -> tuple[str, ...] | None:
@@ -74,7 +74,7 @@ def named_tuple_fields(kind: str) -> tuple[str, ...] | None:
 
 
 @lru_cache
-def _named_tuple(fields: tuple[str, ...]) -> Value:
+def _named_tuple_class(fields: tuple[str, ...]) -> Value:
     return namedtuple("Results", fields)
 
 
@@ -100,14 +100,15 @@ _SIMPLE: Final[Mapping[str, tuple[type, ...]]] = {
 }
 
 
-def _has_type(value: Value, kind: ast.expr) -> bool:
+def _has_type(value: Value, script_type: ast.expr) -> bool:
     """Return whether a value has a type in TorchScript syntax: ``int``, ``List[Tensor]``, ``Optional[int]``."""
-    if isinstance(kind, ast.Constant):
+    if isinstance(script_type, ast.Constant):
         return value is None
-    if isinstance(kind, ast.Subscript):
-        name = ast.unparse(kind.value).rpartition(".")[2]
-        return _has_generic_type(name, value, kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice])
-    name = ast.unparse(kind)
+    if isinstance(script_type, ast.Subscript):
+        name = ast.unparse(script_type.value).rpartition(".")[2]
+        inner = script_type.slice
+        return _has_generic_type(name, value, inner.elts if isinstance(inner, ast.Tuple) else [inner])
+    name = ast.unparse(script_type)
     if isinstance(value, Object):
         return name in (value.kind, "Any")
     known = _SIMPLE.get(name.rpartition(".")[2], ())

@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from pipeline.export_fixes.torchscript.graph import Value
-from pipeline.export_fixes.torchscript.registry import Call, Evaluator, overloads, without_call
+from pipeline.export_fixes.torchscript.registry import Call, Evaluator, evaluator_of_inputs_only, overloads
 
 
 def _range_length(low: Value, high: Value, step: Value) -> Value:
@@ -54,7 +54,7 @@ _MATH: Final = (
 """The names of node kinds that the function of the same name in ``math`` evaluates."""
 
 
-def _min_or_max(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Value]) -> Evaluator:
+def _min_or_max_evaluator(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Value]) -> Evaluator:
     """Return the evaluator of prim::max or prim::min: of two numbers, of two lists, or of the elements of a list."""
 
     def evaluate(call: Call, first: Value, second: Value = None) -> Value:
@@ -65,7 +65,7 @@ def _min_or_max(pick: Callable[[Value, Value], Value], of_lists: Callable[..., V
     return evaluate
 
 
-def _typed(function: Callable[..., Value]) -> Evaluator:
+def _cast_result(function: Callable[..., Value]) -> Evaluator:
     """Return an evaluator whose result has the type that TorchScript declares: ``2 ** 3`` is a float."""
 
     def evaluate(call: Call, *values: Value) -> Value:
@@ -79,14 +79,14 @@ def _typed(function: Callable[..., Value]) -> Evaluator:
 
 def tensorless_evaluators(functions: Mapping[str, Callable[..., Value]]) -> dict[str, Evaluator]:
     """Return evaluators that call these functions, for those overloads of their kinds that have no tensor arguments."""
-    return {f"{kind}.{o}": _typed(f) for kind, f in functions.items() for o in overloads(kind, plain=True)}
+    return {f"{kind}.{o}": _cast_result(f) for kind, f in functions.items() for o in overloads(kind, tensorless=True)}
 
 
 NUMBERS: Final[Mapping[str, Evaluator]] = {
     **tensorless_evaluators(_OPERATORS),
     **tensorless_evaluators({f"aten::{name}": getattr(math, name) for name in _MATH}),
-    "prim::max": _min_or_max(torch.sym_max, max),
-    "prim::min": _min_or_max(torch.sym_min, min),
+    "prim::max": _min_or_max_evaluator(torch.sym_max, max),
+    "prim::min": _min_or_max_evaluator(torch.sym_min, min),
     "prim::rangelist": lambda call, end: list(range(end)),
 }
 """The evaluators of arithmetic on numbers."""
@@ -136,21 +136,21 @@ _METHODS: Final = ("extend", "insert", "pop", "reverse", "get", "setdefault", "u
 CONTAINERS: Final[Mapping[str, Evaluator]] = {
     **tensorless_evaluators(_LISTS),
     **tensorless_evaluators({f"aten::{name}": _method_caller(name) for name in _STRINGS}),
-    **{f"aten::{name}": without_call(_method_caller(name)) for name in _METHODS},
+    **{f"aten::{name}": evaluator_of_inputs_only(_method_caller(name)) for name in _METHODS},
     "aten::keys": lambda call, values: list(values.keys()),
     "aten::values": lambda call, values: list(values.values()),
     "aten::items": lambda call, values: list(values.items()),
-    "aten::append": without_call(_append_and_return),
+    "aten::append": evaluator_of_inputs_only(_append_and_return),
     "aten::__getitem__": _get_item,
     "prim::StringIndex": _get_item,
-    "aten::_set_item": without_call(operator.setitem),
-    "aten::Delete": without_call(operator.delitem),
+    "aten::_set_item": evaluator_of_inputs_only(operator.setitem),
+    "aten::Delete": evaluator_of_inputs_only(operator.delitem),
     "aten::__contains__": lambda call, values, value: value in values,
-    "aten::Size": without_call(list),
+    "aten::Size": evaluator_of_inputs_only(list),
     "aten::format": lambda call, text, *values: text.format(*values),
     "aten::percentFormat": lambda call, text, *values: text % values,
-    "aten::str": without_call(str),
-    "aten::ord": without_call(ord),
-    "aten::chr": without_call(chr),
+    "aten::str": evaluator_of_inputs_only(str),
+    "aten::ord": evaluator_of_inputs_only(ord),
+    "aten::chr": evaluator_of_inputs_only(chr),
 }
 """The evaluators of operations on lists, dicts and strings."""

@@ -1,4 +1,4 @@
-"""An immutable registry of the evaluators of TorchScript nodes, by the kind of node."""
+"""An immutable registry of the Python functions that evaluate TorchScript nodes, by the kind of node."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Call:
         return CaptureError(f"TorchScript's {self.kind}{at} cannot be compiled: {why}", hint)
 
 
-def without_call(function: Callable[..., Value]) -> Evaluator:
-    """Return an evaluator that calls a function with the values only, without the `Call`."""
+def evaluator_of_inputs_only(function: Callable[..., Value]) -> Evaluator:
+    """Return an evaluator that calls a function with the values of the node's inputs only, without the `Call`."""
     return lambda call, *values: function(*values)
 
 
@@ -118,10 +118,10 @@ def _check_key(key: object) -> None:
         raise ValueError(f"{kind} has no overload {overload!r}; its overloads are {', '.join(known)}")
 
 
-def overloads(kind: str, *, plain: bool = False) -> tuple[str, ...]:
-    """Return the names of a kind's overloads in TorchScript; ``plain``: only of overloads without tensor arguments."""
+def overloads(kind: str, *, tensorless: bool = False) -> tuple[str, ...]:
+    """Return the names of a kind's overloads in TorchScript; ``tensorless``: of those without tensor arguments."""
     schemas = torch._C._jit_get_schemas_for_operator(kind)
-    chosen = (s for s in schemas if not plain or not any("Tensor" in str(a.type) for a in s.arguments))
+    chosen = (s for s in schemas if not tensorless or not any("Tensor" in str(a.type) for a in s.arguments))
     return tuple(s.overload_name or "default" for s in chosen)
 
 

@@ -13,9 +13,9 @@ from torch.nn import functional
 from pipeline.aten.packed_rnn_ops import LAYERS
 from pipeline.aten.types import aten
 from pipeline.export_fixes import packed_sequence
-from pipeline.export_fixes.branches import is_open_condition
+from pipeline.export_fixes.branches import is_selectable_condition
 from pipeline.export_fixes.torchscript.graph import Value
-from pipeline.export_fixes.torchscript.registry import Call, Evaluator, without_call
+from pipeline.export_fixes.torchscript.registry import Call, Evaluator, evaluator_of_inputs_only
 from pipeline.frozen import FrozenDict
 
 
@@ -40,14 +40,14 @@ def to_dtype(code: int | torch.dtype | None) -> torch.dtype | None:
     return next(dtype for dtype, number in DTYPE_CODES.items() if number == code)
 
 
-def _number_in(value: Value) -> Value:
+def _number_in_tensor(value: Value) -> Value:
     """Return the number in a one-element tensor; return a Python number unchanged."""
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def to_int(call: Call, value: Value) -> Value:
     """Evaluate aten::Int: convert a tensor, number or string to an int."""
-    number = _number_in(value)
+    number = _number_in_tensor(value)
     if isinstance(number, torch.SymFloat):
         return torch.sym_int(number)
     if isinstance(number, torch.SymBool):
@@ -57,15 +57,15 @@ def to_int(call: Call, value: Value) -> Value:
 
 def to_float(call: Call, value: Value) -> Value:
     """Evaluate aten::Float: convert a tensor, number or string to a float."""
-    number = _number_in(value)
+    number = _number_in_tensor(value)
     return float(number) if isinstance(number, bool | str) else torch.sym_float(number)
 
 
 def to_bool(call: Call, value: Value) -> Value:
     """Evaluate aten::Bool, the condition of a branch: return a bool, or a 0-d tensor if it is data-dependent."""
-    if is_open_condition(value):
+    if is_selectable_condition(value):
         return value.reshape(()) != 0
-    number = _number_in(value)
+    number = _number_in_tensor(value)
     return number if isinstance(number, bool | torch.SymBool) else number != 0
 
 
@@ -86,7 +86,7 @@ def _layout_code(call: Call, x: Value) -> int:
     return int(torch.ops.prim.layout.default(torch.empty(0).to(x.device) if x.layout == torch.strided else x))
 
 
-def _read_attribute(name: str) -> Evaluator:
+def _attribute_reader(name: str) -> Evaluator:
     return lambda call, x: getattr(x, name)
 
 
@@ -103,12 +103,12 @@ _METHODS: Final = (
 """The names of tensor methods, aten::NAME in a script, that return a Python value or move the tensor."""
 
 TENSORS: Final[Mapping[str, Evaluator]] = {
-    **{f"prim::{name}": _read_attribute(name) for name in _ATTRIBUTES},
-    **{f"aten::{name}": without_call(getattr(torch.Tensor, name)) for name in _METHODS},
+    **{f"prim::{name}": _attribute_reader(name) for name in _ATTRIBUTES},
+    **{f"aten::{name}": evaluator_of_inputs_only(getattr(torch.Tensor, name)) for name in _METHODS},
     "prim::requires_grad": lambda call, x: x.is_floating_point(),
     "prim::dtype": lambda call, x: DTYPE_CODES[x.dtype],
     "prim::layout": _layout_code,
-    "prim::data": without_call(torch.Tensor.detach),
+    "prim::data": evaluator_of_inputs_only(torch.Tensor.detach),
     "prim::type": lambda call, device: device.type,
     "prim::index": lambda call, device: device.index,
     "prim::NumToTensor": to_tensor,
@@ -135,15 +135,15 @@ TENSORS: Final[Mapping[str, Evaluator]] = {
     "aten::to.prim_Device": _to_device,
     "aten::to.prim_dtype": lambda call, x, dtype=None, _=False, copy=False: x.to(to_dtype(dtype) or x.dtype, copy=copy),
     "aten::to.prim_other": lambda call, x, blocks=False, copy=False: x.to(x.dtype, copy=copy),
-    "aten::device": without_call(torch.device),
+    "aten::device": evaluator_of_inputs_only(torch.device),
     "aten::split.default": lambda call, x, sizes, dim=0: list(x.split(sizes, dim)),
     "aten::unbind": lambda call, x, dim=0: list(x.unbind(dim)),
     "aten::_convolution": lambda call, *given: aten.convolution.default(*given[:9]),  # else torch 2.11 counts elements
     "aten::numpy_T": lambda call, x: x.permute(*reversed(range(x.dim()))),
-    "aten::mT": _read_attribute("mT"),
-    "aten::mH": _read_attribute("mH"),
-    "aten::matrix_H": _read_attribute("mH"),
-    "aten::__interpolate": without_call(functional.interpolate),
+    "aten::mT": _attribute_reader("mT"),
+    "aten::mH": _attribute_reader("mH"),
+    "aten::matrix_H": _attribute_reader("mH"),
+    "aten::__interpolate": evaluator_of_inputs_only(functional.interpolate),
     "aten::requires_grad_": lambda call, x, *_: x,
 }
 """The evaluators of nodes that convert between tensors and Python values; other tensor nodes are torch operators."""
@@ -160,13 +160,13 @@ def _if_packed(packed_version: Callable[..., Value], operator: Callable[..., Val
 
 
 PACKED: Final[Mapping[str, Evaluator]] = {
-    "aten::_pack_padded_sequence": without_call(packed_sequence.pack_rows),
+    "aten::_pack_padded_sequence": evaluator_of_inputs_only(packed_sequence.pack_padded_rows),
     "aten::_pad_packed_sequence": _if_packed(packed_sequence.pad_rows, aten._pad_packed_sequence.default),
-    "aten::select.int": _if_packed(lambda x, dim, index: packed_sequence.batch_size_item(x, index), aten.select.int),
+    "aten::select.int": _if_packed(lambda x, dim, index: packed_sequence.first_batch_size(x, index), aten.select.int),
     "aten::size.int": _if_packed(lambda x, dim: packed_sequence.longest_length(x), lambda x, dim: x.shape[dim]),
     **{
         f"aten::{target._schema.name.removeprefix('aten::')}.data": _if_packed(
-            packed_sequence.recurrent_layer(target), target
+            packed_sequence.recurrent_layer_on_padded_rows(target), target
         )
         for target in LAYERS
     },
