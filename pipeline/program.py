@@ -68,11 +68,11 @@ class Port:
         """Return whether the value is a Python number that depends on sizes."""
         return self.kind in ("symint", "symfloat")
 
-    def nbytes(self, size: Callable[[Range], int]) -> int:
-        """Return the size of a tensor in bytes; ``size`` chooses a value for each dim from the dim's range."""
+    def nbytes(self, choose_size: Callable[[Range], int]) -> int:
+        """Return the size of a tensor in bytes; ``choose_size`` picks the size of each dim from the dim's range."""
         if self.kind != "tensor" or self.dtype is None:
             return 0
-        return self.dtype.itemsize * math.prod(map(size, self.ranges))
+        return self.dtype.itemsize * math.prod(map(choose_size, self.ranges))
 
     text = __str__ = port_text
 
@@ -165,8 +165,8 @@ class Program(SavedFields):
         """Return this program with another graph over the same parameters and modules, and with these field changes."""
         return evolve(self, graph_module=graph_module(self.graph_module, graph), **changes)
 
-    def as_source(self) -> Program:
-        """Return this program, without weights, as the ``source`` of programs that are derived from it."""
+    def without_weights(self) -> Program:
+        """Return this program without weights, to be the ``source`` of programs that are derived from it."""
         return evolve(self, parameters=FrozenDict(), examples=FrozenDict(), source=None)
 
     def __str__(self) -> str:
@@ -191,13 +191,13 @@ def rename_outputs(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Ou
     return tuple(evolve(o, value=getattr(v, "name", v), constant=not isinstance(v, torch.fx.Node)) for o, v in nodes)
 
 
-def describe_value(value: object) -> str:
+def describe_value(graph_value: object) -> str:
     """Return a graph value's dtype and shape as text: ``float32[s0, 3]``."""
-    if isinstance(value, (torch.Tensor, TensorType)):
-        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape_of(value)))}]"
-    if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(describe_value, value))})"
-    return str(value)
+    if isinstance(graph_value, (torch.Tensor, TensorType)):
+        return f"{str(graph_value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape_of(graph_value)))}]"
+    if isinstance(graph_value, (list, tuple)):
+        return f"({', '.join(map(describe_value, graph_value))})"
+    return str(graph_value)
 
 
 READS_DATA = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)

@@ -60,7 +60,7 @@ def _integer_validator(least: int, most: float = math.inf, *, optional: bool = T
     return check
 
 
-def _to_patterns(value: object) -> tuple[str, ...]:
+def _parse_weight_patterns(value: object) -> tuple[str, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f'refittable_weights must be a collection such as ("layers.0.*",), got {value!r}')
     given = sorted({*value})
@@ -107,7 +107,7 @@ ENGINE = (
 Other settings affect an engine only through its network, or not at all."""
 
 
-def replacement_hint(name: str) -> str:
+def hint_for_unknown_setting(name: str) -> str:
     """Return the advice for an error: what to use in place of an unknown setting."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
@@ -115,7 +115,7 @@ def replacement_hint(name: str) -> str:
 
 
 @refuse_assignment("settings.evolve(name=value) returns a changed copy")
-@check_field_names(replacement_hint, "settings are given by name, as min_block_size=1")
+@check_field_names(hint_for_unknown_setting, "settings are given by name, as min_block_size=1")
 @attrs.frozen(kw_only=True, repr=False)
 class CompilationSettings:
     """Compilation settings: immutable and hashable. `evolve` returns a changed copy; `repr` shows changed fields.
@@ -236,7 +236,7 @@ class CompilationSettings:
     torch_executed_ops: frozenset[TorchExecuted] = attrs.field(default=frozenset(), converter=executed_entries)
     assume_dynamic_shape_support: bool = attrs.field(default=False, validator=_check_boolean)
     immutable_weights: bool = attrs.field(default=True, validator=_check_boolean)
-    refittable_weights: tuple[str, ...] = attrs.field(default=(), converter=_to_patterns)
+    refittable_weights: tuple[str, ...] = attrs.field(default=(), converter=_parse_weight_patterns)
     refit_identical_engine_weights: bool = attrs.field(default=False, validator=_check_boolean)
     strip_engine_weights: bool = attrs.field(default=False, validator=_check_boolean)
     version_compatible: bool = attrs.field(default=False, validator=_check_boolean)
@@ -273,7 +273,7 @@ class CompilationSettings:
     def evolve(self, **fields: Any) -> Self:
         """Return a validated copy with these fields changed; raise a `TypeError` for an unknown field."""
         if unknown := [name for name in fields if name not in self.names()]:
-            raise TypeError(f"{unknown[0]!r} is not a compilation setting; {replacement_hint(unknown[0])}")
+            raise TypeError(f"{unknown[0]!r} is not a compilation setting; {hint_for_unknown_setting(unknown[0])}")
         return attrs.evolve(self, **fields)
 
     def __getattr__(self, name: str) -> object:
@@ -302,8 +302,8 @@ class CompilationSettings:
     def changed(self) -> dict[str, str]:
         """Return the settings that differ from the default: a mapping from the setting's name to its value as text."""
         values = {f.name: getattr(self, f.name) for f in attrs.fields(type(self)) if getattr(self, f.name) != f.default}
-        return {name: _format_value(value) for name, value in values.items()}
+        return {name: _format_setting(value) for name, value in values.items()}
 
 
-def _format_value(value: object) -> str:
+def _format_setting(value: object) -> str:
     return f"{{{', '.join(sorted(map(entry_name, value)))}}}" if isinstance(value, frozenset) else repr(value)

@@ -64,7 +64,7 @@ def eager_source(program: Program, uniform: Program) -> Program:
             if _is_unused(node):
                 graph.erase_node(node)
         program = program.with_graph(graph)
-    return program.as_source()
+    return program.without_weights()
 
 
 def _is_unused(node: Node) -> bool:

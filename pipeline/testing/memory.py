@@ -42,7 +42,7 @@ class Snapshot:
         rows = tuple((path, tensor, tensor.detach().clone()) for path, tensor in named_tensors(tree))
         return cls(rows, tuple((value, str(value)) for value in others))
 
-    def changes(self) -> str:
+    def describe_changes(self) -> str:
         """Return the paths of tensors that changed since then, and the types of other objects that changed."""
         paths = [path for path, tensor, copy in self.rows if not _is_equal(tensor, copy)]
         return ", ".join([*paths, *(type(value).__name__ for value, text in self.printed if str(value) != text)])

@@ -121,7 +121,7 @@ def check_target(
     drawn = drawn.filter(lambda call: call.is_dynamic) if dynamic else drawn
     drawn = drawn.map(lambda call: call.with_static_sizes()) if dynamic is False else drawn
     run_on_random_calls(drawn, lambda call: tally.check_once(call, check_call), profile or hypothesis.settings())
-    _check_tested(qualified_name(target), tally)
+    _check_that_calls_passed(qualified_name(target), tally)
     return tally
 
 
@@ -138,7 +138,7 @@ def run_on_random_calls(strategy: Strategy, run: Callable[[Call], None], profile
         (hypothesis.seed(number)(run_round) if profile.derandomize else run_round)()  # another seed in each round
 
 
-def _check_tested(name: str, tally: Tally) -> None:
+def _check_that_calls_passed(name: str, tally: Tally) -> None:
     if len(tally.refused) > len(tally.seen) / 2:
         raise AssertionError(f"{name}: PyTorch rejects most of the random calls\n{tally}") from tally.refused[0]
     if not tally.passed:

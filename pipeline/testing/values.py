@@ -165,26 +165,26 @@ uniform low, high: floats.
 """
 
 
-def generate(kind: Any, shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
+def generate_values(kind: Any, shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Return a tensor of this shape and dtype. ``kind`` is a name of ``VALUES``, a tuple ``(name, *numbers)`` of
     ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves. For a complex dtype, real and imaginary
     parts are generated separately."""
     if dtype.is_complex:
-        return torch.complex(*(generate(kind, shape, dtype.to_real(), seed + i) for i in (0, 10007)))
+        return torch.complex(*(generate_values(kind, shape, dtype.to_real(), seed + i) for i in (0, 10007)))
     generator = torch.Generator().manual_seed(seed)
     if isinstance(kind, str):
-        return _cast(_lookup(VALUES, kind)(tuple(shape), dtype, generator), dtype)
+        return _cast(_find_kind(VALUES, kind)(tuple(shape), dtype, generator), dtype)
     name, *numbers = kind
     if name == "given":
         return torch.tensor(numbers[0], dtype=dtype).reshape(tuple(shape))
-    return _cast(_lookup(PARAMETRIC, name)(*numbers)(tuple(shape), dtype, generator), dtype)
+    return _cast(_find_kind(PARAMETRIC, name)(*numbers)(tuple(shape), dtype, generator), dtype)
 
 
 def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values > 0 if dtype == torch.bool else values.to(dtype)
 
 
-def _lookup(table: Mapping[str, object], name: str) -> Any:
+def _find_kind(table: Mapping[str, object], name: str) -> Any:
     if name not in table:
         raise ValueError(f"unknown values {name!r}: expected one of {', '.join([*VALUES, *PARAMETRIC, 'given'])}")
     return table[name]

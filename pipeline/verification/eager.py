@@ -72,7 +72,7 @@ class EagerRun:
 
     def run(self, inputs: Mapping[str, object]) -> tuple[object, ...]:
         """Run the graph on inputs given by placeholder name; each value is freed after its last use."""
-        unused, self.env = last_uses(self.program.graph), {}
+        unused, self.env = values_freed_after(self.program.graph), {}
         with torch.no_grad():
             for node in self.program.graph.nodes:
                 if node.op == "output":
@@ -155,7 +155,7 @@ class EagerRun:
         return value * (1 + noise * (2 * draw - 1))
 
 
-def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+def values_freed_after(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
     """Return, for each node, the nodes whose values can be freed after it: nothing reads them later."""
     read = set(graph.output_node().all_input_nodes)
     released = dict[torch.fx.Node, list[torch.fx.Node]]()

@@ -30,14 +30,14 @@ def replace_engines(compiled: Compiled, reasons: Mapping[str, Rejection]) -> Com
         ValueError: a segment has no operator of its own, or the inputs or outputs of another segment would change.
     """
     before = compiled.partitioned
-    by_nodes = [tuple(variants) for _, variants in groupby(before.segments, lambda segment: segment.nodes)]
-    validated, groups = _operator_groups(before, by_nodes, reasons)
+    segments_by_nodes = [tuple(variants) for _, variants in groupby(before.segments, lambda segment: segment.nodes)]
+    validated, groups = _operator_groups(before, segments_by_nodes, reasons)
     assembled = assemble(validated, groups, {})
-    if [s.nodes for s in assembled.segments] != [first.nodes for first, *_ in by_nodes]:
+    if [s.nodes for s in assembled.segments] != [first.nodes for first, *_ in segments_by_nodes]:
         raise ValueError("a segment has only copies of operators, so other engines would be renamed")
     segments = tuple(
-        _with_engine_inputs(segment, torch_segment) if segment.name in reasons else segment
-        for variants, torch_segment in zip(by_nodes, assembled.segments, strict=True)
+        _torch_segment_for_engine(segment, torch_segment) if segment.name in reasons else segment
+        for variants, torch_segment in zip(segments_by_nodes, assembled.segments, strict=True)
         for segment in variants
     )
     inside = {name for segment in segments if segment.kind == "engine" for name in segment.nodes}
@@ -84,14 +84,14 @@ def join_rejections(reasons: Sequence[Rejection]) -> Rejection:
 
 
 def _operator_groups(
-    before: Partitioned, by_nodes: Sequence[Sequence[Segment]], reasons: Mapping[str, Rejection]
+    before: Partitioned, segments_by_nodes: Sequence[Sequence[Segment]], reasons: Mapping[str, Rejection]
 ) -> tuple[Validated, list[Group]]:
     """Return the operators of each segment (once for all profiles), and verdicts by which some run in PyTorch."""
     operators = {node.name for node in before.program.graph.nodes if is_operator(node)}
-    counts = Counter(name for first, *_ in by_nodes for name in first.nodes)
+    counts = Counter(name for first, *_ in segments_by_nodes for name in first.nodes)
     groups: list[Group] = []
     rejections = dict[str, Rejection]()
-    for variants in by_nodes:
+    for variants in segments_by_nodes:
         operator_names = [name for name in variants[0].nodes if name in operators and counts[name] == 1]
         rejected = [reasons[segment.name] for segment in variants if segment.name in reasons]
         if rejected:
@@ -100,7 +100,7 @@ def _operator_groups(
     return reject_nodes(Validated(before.program, before.verdicts), rejections), groups
 
 
-def _with_engine_inputs(engine: Segment, segment: Segment) -> Segment:
+def _torch_segment_for_engine(engine: Segment, segment: Segment) -> Segment:
     """Return the PyTorch segment that replaces an engine, with the engine's profile, and the same weights in place."""
     name, shared = engine.name.replace("engine", "torch", 1), {p.name: p for p in engine.inputs}
     added = [shared[name] for name in segment.constants if name in shared]

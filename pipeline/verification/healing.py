@@ -76,7 +76,7 @@ def heal(
         raise AgreementError(agreement, f"healing failed: {culprits} returns wrong values; compare intermediate values")
     chosen, result = healing
     if final_compiler is not trial_compiler:
-        result = _Healing(compiled, bisection, comparison, final_compiler).compile_with(chosen)
+        result = _Healing(compiled, bisection, comparison, final_compiler).compile_with_alternatives(chosen)
     rows = tuple(
         Healed(node, target, alternative.action, _fault_reason(fault))
         for fault, alternative in chosen.items()
@@ -117,13 +117,13 @@ class _Healing:
     def compile_if_correct(self, chosen: Mapping[Fault, Alternative]) -> Compiled | None:
         """Compile the program with these alternatives; return None if that fails or does not agree with eager."""
         try:
-            compiled = self.compile_with(chosen)
+            compiled = self.compile_with_alternatives(chosen)
             return compiled if self.comparison.measure_agreement(compiled).holds else None
         except Exception as error:  # the form is not possible, does not compile or does not run: try the next one
             log.debug("%s: %s", [alternative.action for alternative in chosen.values()], error)
             return None
 
-    def compile_with(self, chosen: Mapping[Fault, Alternative]) -> Compiled:
+    def compile_with_alternatives(self, chosen: Mapping[Fault, Alternative]) -> Compiled:
         """Compile the program with these alternative implementations of its faults."""
         decisions = [Decision(fault.nodes, alternative, _fault_reason(fault)) for fault, alternative in chosen.items()]
         return self.recompiler.compile_validated(apply_decisions(self.program, decisions, self.recompiler))

@@ -108,7 +108,7 @@ class _Writer:
         given = "".join(f"\n    {_random_tensor_source(values[n.name])},  # {n.name}" for n in inputs)
         registered = (f"self.register_buffer({n.name!r}, {_random_tensor_source(values[n.name])})" for n in constants)
         return TEXT.format(
-            title=_title(fault),
+            title=_script_title(fault),
             constants="\n".join(f"        {line}" for line in registered) or "        pass",
             parameters="".join(f", {n.name}" for n in inputs),
             body="\n".join(f"        {n.name} = {self.call_source(n, sources)}" for n in self.nodes),
@@ -148,7 +148,7 @@ class _Writer:
         return found
 
 
-def _title(fault: Fault) -> str:
+def _script_title(fault: Fault) -> str:
     nodes = ", ".join(f"{n} ({t})" for n, t in zip(fault.nodes, fault.targets, strict=True))
     failure = f": {fault.failures[0]}" if fault.failures else ""
     return f"The engine of {nodes} is wrong{failure}.".replace('"', "'").replace("\\", "/")

@@ -60,7 +60,7 @@ def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
     right_prefix = 0
     try:
         while wrong := is_wrong(rest):
-            found, right_prefix = _reduce(rest, right_prefix, is_wrong)
+            found, right_prefix = _reduce_to_smallest(rest, right_prefix, is_wrong)
             sets.append(tuple(n for n in rest if n in found))
             rest = [n for n in rest if n not in found]
     except _LimitReached as cut:
@@ -74,7 +74,7 @@ def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
 def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
     """Return a smallest wrong subset of wrong nodes; a larger subset if the limit of questions is reached."""
     try:
-        found, _ = _reduce(nodes, 0, is_wrong)
+        found, _ = _reduce_to_smallest(nodes, 0, is_wrong)
     except _LimitReached as cut:
         found = cut.nodes
     return tuple(node for node in nodes if node in found)
@@ -88,7 +88,7 @@ class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
         self.nodes = nodes
 
 
-def _reduce(nodes: Sequence[str], right_prefix: int, is_wrong: Predicate) -> tuple[frozenset[str], int]:
+def _reduce_to_smallest(nodes: Sequence[str], right_prefix: int, is_wrong: Predicate) -> tuple[frozenset[str], int]:
     """Return a smallest wrong subset of wrong nodes, and the length of a prefix of the remaining nodes that is right.
 
     right_prefix: the number of nodes at the start that are known not to be wrong together.
@@ -112,7 +112,7 @@ def _find_border(candidates: Sequence[str], low: int, collected: Sequence[str], 
     the predicate has no answer in between."""
     high = len(candidates)
     while high - low > 1:
-        for middle in _from_middle(low, high):
+        for middle in _integers_from_middle(low, high):
             wrong = is_wrong([*collected, *candidates[:middle]])
             if wrong is not None:
                 low, high = (low, middle) if wrong else (middle, high)
@@ -122,7 +122,7 @@ def _find_border(candidates: Sequence[str], low: int, collected: Sequence[str], 
     return low, high
 
 
-def _from_middle(low: int, high: int) -> list[int]:
+def _integers_from_middle(low: int, high: int) -> list[int]:
     """Return the integers between ``low`` and ``high``, ordered from the middle outwards."""
     middle = (low + high) // 2
     return sorted(range(low + 1, high), key=lambda index: abs(index - middle))

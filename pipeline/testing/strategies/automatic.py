@@ -116,14 +116,14 @@ def call_with_arguments(target: object, values: Mapping[str, object]) -> Call:
 def _draw_elementwise_call(draw: Draw, target: Any) -> Call:
     """Generate a call of an elementwise operator: its tensors broadcast, and have one dtype or several."""
     tensors = [a for a in schema_arguments(target) if a.is_tensor and (a.required or draw(st.booleans()))]
-    shapes = draw(common.broadcastable(len(tensors)))
+    shapes = draw(common.broadcast_shapes(len(tensors)))
     dtype = draw(st.sampled_from(accepted_dtypes(target)))
     mixed = draw(st.integers(0, 3)) == 0
     divides = target._schema.name.split("::")[-1] in _DIVISORS
     given: dict[str, TensorSpec | None] = {a.name: None for a in schema_arguments(target) if a.is_tensor}
     for i, (a, shape) in enumerate(zip(tensors, shapes, strict=True)):
         own = a.required_dtype or (draw(st.sampled_from(DTYPES)) if mixed and i else dtype)
-        values = st.just("nonzero") if i and divides and not own.is_floating_point else common.values(own)
+        values = st.just("nonzero") if i and divides and not own.is_floating_point else common.value_kinds(own)
         constant = i > 0 and draw(st.integers(0, 3)) == 0  # a parameter
         given[a.name] = draw(common.tensors(shape, own, values, constant))
     call = call_with_arguments(target, given | _draw_plain_arguments(draw, target, dtype))
@@ -145,7 +145,7 @@ def _draw_call_with_dims(draw: Draw, target: Any) -> Call:
     becomes_whole = result is not None and dtype.is_floating_point and not result.is_floating_point
     finite = becomes_whole or target._schema.name.endswith("_mean")
     kinds = [kind for kind in common.FLOAT_VALUES if not (finite and kind == "special")]
-    spec = draw(common.tensors(shape, dtype, common.values(dtype, kinds)))
+    spec = draw(common.tensors(shape, dtype, common.value_kinds(dtype, kinds)))
     return draw(common.name_sizes(call_with_arguments(target, {tensor: spec} | given)))
 
 
