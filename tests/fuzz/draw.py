@@ -120,7 +120,7 @@ def _numbered(sizes: Mapping[str, tuple[int, int, int]]) -> Iterator[tuple[int, 
 
 
 def _world(arguments: Mapping[str, object], sizes: Mapping[str, int]) -> dict[str, Leaf]:
-    world: dict[str, object] = tree_map(lambda v: v.at(sizes) if isinstance(v, TensorSpec) else v, dict(arguments))
+    world: dict[str, object] = tree_map(lambda v: v.create_tensor(sizes) if isinstance(v, TensorSpec) else v, dict(arguments))
     return world
 
 

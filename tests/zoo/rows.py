@@ -50,7 +50,7 @@ class Row:
 
     def tensors(self, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
         """Its inputs for these sizes; those of equal specs differ."""
-        return tuple(evolve(spec, seed=101 * i).at(sizes) for i, spec in enumerate(self.inputs))
+        return tuple(evolve(spec, seed=101 * i).create_tensor(sizes) for i, spec in enumerate(self.inputs))
 
     @property
     def dynamic_shapes(self) -> tuple[dict[int, torch.export.Dim], ...]:
