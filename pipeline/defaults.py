@@ -1,4 +1,4 @@
-"""``pipeline.default``, the pipeline of all stages; ``pipeline.compile`` and ``pipeline.bisect``, which use it."""
+"""``pipeline.default`` returns the pipeline of all stages; ``pipeline.compile`` and ``pipeline.bisect`` run it."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _stages_until_compiled(compile: Pipeline[Program, Any], *, build_engines: bo
 
 
 def _check_keyword_spelling(keywords: Mapping[str, object], function: Callable[..., object]) -> None:
-    """Raise a `TypeError` if a keyword is unknown but its spelling resembles an argument of the function."""
+    """Raise a `TypeError` if a keyword is no setting, but its spelling resembles an argument of the function."""
     arguments, known = [*inspect.signature(function).parameters][1:-1], CompilationSettings.names()
     for name in keywords:
         close = difflib.get_close_matches(name, (*arguments, *known), 1)

@@ -190,7 +190,7 @@ class DtypeError(PipelineError, TypeError):
 
 
 class RefitError(PipelineError):
-    """Weights that could not be refitted: `weights` maps each name to its reason."""
+    """Some weights could not be refitted: `weights` maps the name of each to the reason."""
 
     advice = "compile with immutable_weights=False for refittable engines, or compile the new model"
 
@@ -236,7 +236,7 @@ class UnreachedWarning(UserWarning):
 
 
 class VersionWarning(UserWarning):
-    """The tests did not run with the installed release of TensorRT-RTX or torch."""
+    """This package was not tested with the installed release of TensorRT-RTX or torch."""
 
 
 class CoverageWarning(UserWarning):

@@ -107,7 +107,8 @@ class Constant:
 
     def __attrs_post_init__(self) -> None:
         if self.value.layout != torch.strided or self.value.is_meta or self.value.is_quantized:
-            raise TypeError("Constant: value must be a dense tensor: not sparse, quantized or on the meta device")
+            shown = f"{self.value.layout}, {self.value.dtype} on {self.value.device}"
+            raise TypeError(f"Constant: value must be a dense tensor, not quantized or on the meta device, got {shown}")
         if self.value.numel() > MOST:
             count = self.value.numel()
             raise ValueError(f"Constant: value has {count} elements, more than {MOST}; make it a buffer of the model")
@@ -177,7 +178,7 @@ class Input:
             self._set_range_from_profiles()
         ranged = (self.min_shape, self.opt_shape, self.max_shape)
         if self.shape is not None and ranged != (None, None, None):
-            raise ValueError("Input: give either shape, or min_shape, opt_shape and max_shape, not both")
+            raise ValueError("Input: got shape and a range: give either shape, or min_shape and max_shape, not both")
         if self.shape is None and (self.min_shape is None or self.max_shape is None):
             missing = "shape, or min_shape and max_shape" if ranged == (None, None, None) else "min_shape and max_shape"
             raise ValueError(f"Input: {missing} must be given; for a static shape, write Input(shape=…)")
@@ -190,7 +191,7 @@ class Input:
     def _set_range_from_profiles(self) -> None:
         """Check the profiles, and set the input's range to their union."""
         if (self.shape, self.min_shape, self.opt_shape, self.max_shape) != (None,) * 4:
-            raise ValueError("Input: give either profiles, or shape, min_shape, opt_shape and max_shape, not both")
+            raise ValueError("Input: got profiles and other shapes: give profiles alone, since they define all shapes")
         each = [Input(min_shape=low, opt_shape=opt, max_shape=high) for low, opt, high in self.profiles]
         if len({len(one.ranges) for one in each}) > 1:
             raise ValueError("Input: profiles have different ranks; give all shapes the same number of dimensions")

@@ -271,7 +271,7 @@ class Segment:
         return f"{self.kind} {self.name}{when}: {len(self.nodes)} nodes {ports}\n  " + "\n  ".join(self.nodes)
 
     def runs_in(self, profile: int | None) -> bool:
-        """Return whether the segment runs in calls that fit this profile."""
+        """Return whether the segment runs in calls of this profile; None: whether it runs in calls of every profile."""
         return self.profile is None or self.profile == profile
 
 

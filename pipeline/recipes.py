@@ -1,4 +1,4 @@
-"""``Recipe``: the operator calls that compute a constant from a model's parameters, so that engines can be refitted.
+"""``Recipe``: the operator calls that compute a constant from a model's parameters; a refit repeats them on new ones.
 
 Converters do no arithmetic on weights. ``decompose`` folds nodes that depend only on parameters into a constant, and
 saves them as its recipe: a short list of ATen calls. To refit the constant, the recipe is evaluated on the new
@@ -52,7 +52,7 @@ class Step:
 
 @frozen
 class Recipe:
-    """How to compute the constant ``name``: the value ``result`` after ``steps``, or a parameter without steps."""
+    """How to compute the constant ``name``: run ``steps``, and take ``result``: a step's result or a parameter."""
 
     name: str
     result: Ref
@@ -76,7 +76,7 @@ class Recipe:
     def evaluate_on(
         self, device: torch.device, parameters: Mapping[str, torch.Tensor], *, copied: bool = True
     ) -> torch.Tensor:
-        """Compute the constant on a device, contiguous; ``copied`` requests memory that no parameter shares."""
+        """Return the constant on a device, contiguous; if ``copied``, it shares no memory with a parameter."""
         given = {name: parameters[name].detach() for name in self.parameters}
         value = self._compute_on_parameters_device(given).to(device)
         if copied and value.layout != torch.strided:

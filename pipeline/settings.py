@@ -108,7 +108,7 @@ Other settings affect an engine only through its network, or not at all."""
 
 
 def hint_for_unknown_setting(name: str) -> str:
-    """Return the advice for an error: what to use in place of an unknown setting."""
+    """Return the advice for an error: what to use in place of this setting, which does not exist."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     return did_you_mean(name, CompilationSettings.names(), "") or "pipeline.CompilationSettings documents each"

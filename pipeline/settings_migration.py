@@ -1,4 +1,4 @@
-"""What to use here in place of settings of Torch-TensorRT and of renamed settings."""
+"""Advice for errors: what replaces a setting of Torch-TensorRT, or a setting of this package that was renamed."""
 
 from __future__ import annotations
 

@@ -167,8 +167,8 @@ class Call:
             used |= {name for v in (() if isinstance(spec.values, str) else spec.values[1:]) for name in _size_names(v)}
         if used != set(self.sizes):
             raise ValueError(f"sizes={sorted(self.sizes)}, but the arguments use the names {sorted(used)}")
-        if any(spec.constant and spec.names for spec in self.specs):
-            raise ValueError("a constant tensor cannot have dynamic sizes: it is a parameter of the model")
+        if named := next((spec for spec in self.specs if spec.constant and spec.names), None):
+            raise ValueError(f"{named}: sizes of a constant must be numbers, since it is a parameter of the model")
 
     def leaves(self) -> list[Leaf]:
         """Return the arguments as a flat list, without nested sequences."""
@@ -262,7 +262,7 @@ class Call:
         return _constructor_source("Call", given, keywords)
 
     def __eq__(self, other: object) -> bool:
-        """Compare two calls by their Python code, in which, unlike in Python, 1 differs from True."""
+        """Compare two calls by their Python code: 1 and True are different arguments, although 1 == True in Python."""
         return repr(self) == repr(other) if isinstance(other, Call) else NotImplemented
 
     def __hash__(self) -> int:

@@ -143,7 +143,7 @@ def _check_on_device(
     decompositions: DecompositionTable,
     settings: CompilationSettings,
 ) -> None:
-    """Check the program for another device too, if it differs; skip calls that torch does not support there."""
+    """Check the call captured for another device too, if its graph differs; skip a call that torch rejects there."""
     device_settings = settings.evolve(device=device)
     try:
         with suppress(CallError):
@@ -156,7 +156,7 @@ def _check_on_device(
             if isinstance(result, Rejected):
                 fail("converts", call, f"part of it would run in PyTorch: {'; '.join(map(str, result.reasons))}")
     except CheckError as error:
-        raise CheckError(error.kind, call, f"as on {device}: {error.message}") from error
+        raise CheckError(error.kind, call, f"captured as on {device}: {error.message}") from error
 
 
 def _convert_twice(call: Call, partitioned: Partitioned) -> Converted:
@@ -229,7 +229,7 @@ def run_or_fail(kind: Kind, call: Call, function: Callable[[], T], where: str = 
     except CheckError:
         raise
     except Exception as error:
-        raise CheckError(kind, call, f"{type(error).__name__}{where}: {error}") from error
+        raise CheckError(kind, call, f"it raised {type(error).__name__}{where}: {error}") from error
 
 
 def fail(kind: Kind, call: Call, message: str) -> NoReturn:

@@ -1,5 +1,5 @@
-"""Compare the results of a call or a whole program with eager's and float64 results. An error may be at most eager's
-error plus a tolerance; integers and bools must equal eager's."""
+"""Compare the results of a compiled call or program with those of eager PyTorch, and with results in float64.
+An error against float64 may be at most eager's error plus a tolerance; integers and bools must equal eager's."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LARGEST_PLAIN_INPUT = 8.0
 
 @frozen
 class Expected:
-    """The expected results of a call: eager's results, float64 results, and results for absolute values of the inputs;
-    None if unknown.
+    """The expected results of a call: eager's, those in float64, and those for absolute values of the inputs. A result
+    that PyTorch cannot compute is None.
 
     Complex results are pairs of reals in a last dim of size 2; ``pairs`` says which results are complex.
     """

@@ -43,7 +43,7 @@ class Snapshot:
         return cls(rows, tuple((value, str(value)) for value in others))
 
     def describe_changes(self) -> str:
-        """Return the paths of tensors that changed since then, and the types of other objects that changed."""
+        """Return the paths of tensors and the types of other objects that changed since the snapshot; empty if none."""
         paths = [path for path, tensor, copy in self.rows if not _is_equal(tensor, copy)]
         return ", ".join([*paths, *(type(value).__name__ for value, text in self.printed if str(value) != text)])
 

@@ -98,7 +98,7 @@ class Model:
         return arguments
 
     def dynamic_shapes(self, model: torch.nn.Module) -> Spec:
-        """Return torch.export's ``dynamic_shapes``, with a ``Dim`` for each named size; None if there is none."""
+        """Return torch.export's ``dynamic_shapes``, with a ``Dim`` for each named size; None without named sizes."""
         dims = {name: Dim(name, min=r.min, max=r.max) for name, r in self.sizes.items()}
 
         def spec(leaf: object) -> object:
@@ -182,7 +182,7 @@ def capture_model(
     entry: Entry = "dims",
     **options: Any,
 ) -> Program:
-    """Return the program that ``check_model`` compiles for the same arguments; those for the check are ignored."""
+    """Return the program that ``check_model`` compiles for these arguments; options of the check alone are ignored."""
     settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
     return _capture(_parse_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 
@@ -229,7 +229,7 @@ def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: En
     except CaptureError:
         raise
     except Exception as error:
-        raise ModelError("compiles", f"{type(error).__name__}: {error}") from error
+        raise ModelError("compiles", f"compilation raised {type(error).__name__}: {error}") from error
     if changes := [change for snapshot in before if (change := snapshot.describe_changes())]:
         raise ModelError("changed", f"compiling changed the model or the inputs: {', '.join(changes)}")
     if str(program) != text:
@@ -252,8 +252,9 @@ def _check_segments(partitioned: Partitioned) -> None:
         count = sum(name in operators for name in segment.nodes)
         if count < (least := settings.min_block_size):
             raise ModelError("blocks", f"{segment.name} has {count} operators, fewer than min_block_size={least}")
-    if settings.max_engines is not None and len(partitioned.engine_segments) > settings.max_engines:
-        raise ModelError("blocks", f"{len(partitioned.engine_segments)} engines, max_engines={settings.max_engines}")
+    count, most = len(partitioned.engine_segments), settings.max_engines
+    if most is not None and count > most:
+        raise ModelError("blocks", f"the program has {count} engines, more than max_engines={most}")
     if any(not fallback.reason for fallback in partitioned.fallbacks):
         raise ModelError("blocks", f"a node that runs in PyTorch has no reason: {list(partitioned.fallbacks)}")
     known = {p.name for p in program.inputs} | set(program.buffers)
@@ -312,9 +313,9 @@ class _ComparedCalls:
         before = [Snapshot.take(results) for results in first]
         second = self.compare_call(f"{self.where}, second call")
         if fault := memory.describe_memory_shared_by_calls(*zip(first, second, strict=True)):
-            raise ModelError("aliasing", f"{fault}{self.where}")
+            raise ModelError("aliasing", f"memory is shared otherwise than in eager: {fault}{self.where}")
         if (fault := before[0].describe_changes()) and not before[1].describe_changes():
-            raise ModelError("aliasing", f"the second call changed a result of the first, {fault}{self.where}")
+            raise ModelError("aliasing", f"the second call changed the first call's result{fault}{self.where}")
 
     def compare_call(self, where: str) -> tuple[Leaf, Leaf]:
         with torch.no_grad():
@@ -327,16 +328,17 @@ class _ComparedCalls:
         try:
             ours = self.module(*self.ours[0], **self.ours[1])
         except Exception as error:
-            raise ModelError("runs", f"{type(error).__name__}{where}: {error}") from error
+            raise ModelError("runs", f"the compiled module raised {type(error).__name__}{where}: {error}") from error
         self.compare_outputs("values", "result", eager, exact, ours, where)
         self.compare_outputs("mutation", "input", self.theirs, self.doubles, self.ours, where)
         mutated = {name: find_buffer(self.module, name).cpu() for name in self.module.program.buffers.values()}
         theirs, doubles = ({name: m.get_buffer(name) for name in mutated} for m in (self.eager, self.exact))
         self.compare_outputs("mutation", "buffer", theirs, doubles, mutated, where)
         if fault := describe_shared_memory(ours, self.ours, eager, self.theirs, returned_inputs.tensors):
-            raise ModelError("aliasing", f"{fault}{where}")
+            raise ModelError("aliasing", f"memory is shared otherwise than in eager: {fault}{where}")
         return ours, eager
 
     def compare_outputs(self, kind: Kind, label: str, eager: object, exact: object, ours: object, where: str) -> None:
         if fault := describe_outputs_difference(label, eager, exact, ours, self.module.program, self.executor):
-            raise ModelError(kind, f"{fault}{where}\n\n{self.module.program}\n\n{_as_text(self.module.compiled)}")
+            fault = f"unlike in eager PyTorch, {fault}{where}"
+            raise ModelError(kind, f"{fault}\n\n{self.module.program}\n\n{_as_text(self.module.compiled)}")

@@ -109,7 +109,7 @@ def check_target(
     drawn = strategy if strategy is not None else strategy_for(target)
     if drawn is None:
         raise LookupError(
-            f"no strategy for {qualified_name(target)}, whose arguments depend on each other: pass strategy=…"
+            f"there is no strategy for {qualified_name(target)}, whose arguments depend on each other: pass strategy=…"
         )
     tally = Tally()
 
@@ -163,14 +163,13 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
             operators.
 
     Raises:
-        CheckError, AssertionError, LookupError: as in ``check_target``; LookupError also if the function declares no
-            converter.
+        CheckError, AssertionError, LookupError: as in ``check_target``; LookupError also if there is no converter.
     """
     registry, declared = _registry_and_targets(converter, options.pop("registry", DYNAMO_CONVERTERS))
     if not declared or (unknown := [target for target in targets if target not in declared]):
         what = f"of {qualified_name(unknown[0])}" if declared else "at all"
         known = ", ".join(map(qualified_name, declared)) or "nothing"
-        raise LookupError(f"there is no converter {what} to test; the registered converters are for {known}")
+        raise LookupError(f"found no converter {what} to test; the registered converters are for {known}")
     try:
         for target in targets or declared:
             check_target(target, registry=registry, **options)

@@ -1,4 +1,4 @@
-"""Functions that generate a tensor's values, by name of a kind of values; they are deterministic for a seed."""
+"""Functions that generate a tensor's values from a seed, one for each kind of values: ``"normal"``, ``"sorted"``, …"""
 
 from __future__ import annotations
 
@@ -186,5 +186,5 @@ def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _find_kind(table: Mapping[str, object], name: str) -> Any:
     if name not in table:
-        raise ValueError(f"unknown values {name!r}: expected one of {', '.join([*VALUES, *PARAMETRIC, 'given'])}")
+        raise ValueError(f"{name!r} is no kind of values: expected one of {', '.join([*VALUES, *PARAMETRIC, 'given'])}")
     return table[name]

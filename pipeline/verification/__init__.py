@@ -1,1 +1,1 @@
-"""Verify compiled programs against eager PyTorch: samples, error bounds, bisection for wrong nodes, and healing."""
+"""Verify compiled programs against eager PyTorch: bound their errors; find and replace operators with wrong results."""

@@ -1,4 +1,4 @@
-"""Find nodes whose engine is wrong by bisection: run some nodes in TensorRT and all others in PyTorch."""
+"""Find by bisection which nodes TensorRT computes wrongly: run some nodes in TensorRT and all others in PyTorch."""
 
 from __future__ import annotations
 

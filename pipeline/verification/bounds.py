@@ -75,7 +75,7 @@ class Bound:
         return NORM_OF_HALVES * torch.finfo(self.dtype).eps if halves else NORMS[self.products]
 
     def norm_bound(self, eager_norm: float) -> float:
-        """Return the bound for the norm of errors, given eager's norm; half-precision sums have 5 to 20 times that."""
+        """Return the bound for the norm of errors, given the norm of eager's errors."""
         return max(self.multiple * eager_norm, self.norm_floor)
 
 
@@ -88,7 +88,7 @@ class UnstablePart:
     values: torch.Tensor
 
     def explained_elements(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, scale: float) -> torch.Tensor:
-        """Return a mask of the elements that have a value of another rounding, whatever their error."""
+        """Return a mask of the elements whose value is one that other roundings give; ``errors`` is not read."""
         mask = self.mask.to(ours.device)
         if mask.shape != ours.shape:
             return torch.zeros_like(ours, dtype=torch.bool)

@@ -1,5 +1,5 @@
-"""Run a captured program with PyTorch's own operators, without the model's code: as in eager, in a wider dtype, or with
-random rounding errors. Calibration uses such runs to record the ranges of activations."""
+"""Run a captured program with PyTorch's operators: in its own dtypes, in a wider one, or with random rounding errors.
+The model's code does not run. Calibration uses such runs to record the ranges of activations."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class EagerRun:
 
 
 def values_freed_after(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """Return, for each node, the nodes whose values can be freed after it: nothing reads them later."""
+    """Return, for each node, the nodes whose values can be freed after it, since no later node reads them."""
     read = set(graph.output_node().all_input_nodes)
     released = dict[torch.fx.Node, list[torch.fx.Node]]()
     for node in reversed(graph.nodes):

@@ -34,7 +34,7 @@ def replace_engines(compiled: Compiled, reasons: Mapping[str, Rejection]) -> Com
     validated, groups = _operator_groups(before, segments_by_nodes, reasons)
     assembled = assemble(validated, groups, {})
     if [s.nodes for s in assembled.segments] != [first.nodes for first, *_ in segments_by_nodes]:
-        raise ValueError("a segment has only copies of operators, so other engines would be renamed")
+        raise ValueError("a segment has only copies of others' operators: without it, other engines would be renamed")
     segments = tuple(
         _torch_segment_for_engine(segment, torch_segment) if segment.name in reasons else segment
         for variants, torch_segment in zip(segments_by_nodes, assembled.segments, strict=True)
@@ -69,7 +69,8 @@ def captured_program_in_torch(compiled: Compiled, reason: Rejection) -> Compiled
     """
     ours, source = compiled.program, compiled.program.source
     if source is None or ours.settings.truncate_double:
-        raise ValueError("the captured program is missing, or computes in other dtypes than the compiled program")
+        why = "is missing" if source is None else "may compute in float64 what engines compute in float32"
+        raise ValueError(f"the captured program {why}")
     program = evolve(source, parameters=ours.parameters, examples=ours.examples, source=source, origin=ours.origin)
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     verdicts = (Verdict(n.name, qualified_name(n.target), None, (reason,), source_line(n)) for n in calls)

@@ -77,7 +77,7 @@ def make_loadable(
         compiled = evolve(recompiled, healed=(*compiled.healed, *rows))
         failing = loader(compiled, keep=True)
     if failing is not None and failing.refused:
-        raise ExecutionError("; ".join(failing.refused.values()))
+        raise ExecutionError(f"engines do not load even with operators replaced: {'; '.join(failing.refused.values())}")
     counts = Counter(f"{row.target} {row.action}" for row in compiled.healed)
     summary = ", ".join(f"{count} of {operator}" if count > 1 else operator for operator, count in counts.items())
     log.warning("engines did not load on this GPU, so operators were replaced: %s (see coverage.healed)", summary)

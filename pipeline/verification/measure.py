@@ -70,7 +70,7 @@ class Comparison:
         )
 
     def measure_agreement(self, compiled: Compiled, only: frozenset[tuple[str, str]] | None = None) -> Agreement:
-        """Measure a compiled program's errors against eager; ``only`` selects pairs of output and sample."""
+        """Measure a compiled program's errors against eager: of all outputs, or ``only`` of pairs (output, sample)."""
         rows: list[OutputAgreement] = []
         references = [r for r in self.references if only is None or any(r.sample.name == sample for _, sample in only)]
         modules = cache(lambda: compiled.module(self.executor))

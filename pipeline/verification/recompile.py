@@ -1,5 +1,5 @@
-"""Recompile a program with the stages of its own pipeline from `validate` on; report what a loaded program lacks for
-recompilation or verification."""
+"""Recompile a program with the stages of its own pipeline, from `validate` on.
+A program from a file may lack what recompilation or verification needs: two checks here raise an error then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reference results for a sample: eager's and exact results, computed once and compared with many compiled programs."""
+"""Reference results of a sample input: eager's and exact ones, computed once to compare many compiled programs with."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ class Reference:
 
         An output within the floor of eager's output is also within the bound for every exact output e: with the error E
         of eager and magnitudes S, ``|ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E``. So is a
-        norm of at most ``(1 - 1 / multiple) * least``: with eager's norm N, their sum is at most ``max(multiple * N,
-        least)``.
+        norm of at most ``(1 - 1 / multiple) * norm_floor``: with the norm N of eager's errors, their sum is at most
+        ``max(multiple * N, norm_floor)``.
         """
         bound, eager = self.bounds[output_index], self.eager[output_index]
         if self.sample.name in POSTPONED and bound.multiple >= 1 + bound.floor:

@@ -113,8 +113,8 @@ def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
 
 
 def tuned_sizes(program: Program, profile: int | None = None) -> list[dict[str, int]]:
-    """Return the optimal sizes, for which engines are tuned. For a given profile, also return smaller sizes, since
-    calls may have any size: sizes whose optimum is the maximum are a quarter of it."""
+    """Return the optimal sizes, for which engines are tuned. For a given profile, also return smaller sizes: a quarter
+    of the optimum where that is the maximum."""
     narrowed = {} if profile is None else program.profiles[profile]
     symbols = program.shapes.symbols
     own = {name: evolve(symbol, range=narrowed.get(name, symbol.range)) for name, symbol in symbols.items()}
@@ -223,7 +223,7 @@ def _table_lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
 
 
 def _name_before_moves(node: torch.fx.Node) -> str:
-    """Return the name of the node from which ``node`` gets its elements, which it only moves or casts."""
+    """Return the name of the node whose elements this node (or a chain of nodes) only moves or casts; else its own."""
     while is_move(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node.name

@@ -1,11 +1,10 @@
-"""Search for the smallest sets of nodes for which a predicate is true; this algorithm does not depend on programs.
+"""Search for the smallest sets of nodes that are wrong, given a function that says whether a set of nodes is wrong.
 
-Nodes are in execution order. A question is a call of the predicate: is a set of nodes wrong? The last node of the
-shortest wrong
-prefix belongs to the fault: bisection finds it with log2(n) questions. If this node alone is wrong, it is the fault. If
-not, it is wrong together with earlier nodes: the search repeats on these until the collected nodes alone are wrong. The
-last question asks for all nodes without the fault: if they are wrong, there is another fault. Finding a single faulty
-node needs 1 + log2(n) + 2 questions, rounded up: the whole program, the bisection, the node alone, the rest without it.
+Nodes are in execution order. A question is a call of that function. The last node of the shortest wrong prefix belongs
+to the fault: bisection finds it with log2(n) questions. If this node alone is wrong, it is the fault. If not, it is
+wrong together with earlier nodes: the search repeats on these until the collected nodes alone are wrong. The last
+question is about all nodes without the fault: if they are wrong, there is another fault. Finding a single faulty node
+needs 1 + log2(n) + 2 questions, rounded up: the whole program, the bisection, the node alone, the rest without it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ IsWrong = Callable[[frozenset[str]], bool | None]
 
 
 class OutOfBuildsError(PipelineError):
-    """The search asked as many questions as its limit allows (each compiles a program)."""
+    """The search reached its limit of questions; to answer a question, a program is compiled."""
 
 
 @define

@@ -1,4 +1,4 @@
-"""Create a program that runs only some nodes in TensorRT, to find out whether these are wrong."""
+"""Partition a program so that only certain nodes run in TensorRT, to find out whether their results are wrong."""
 
 from __future__ import annotations
 

@@ -120,7 +120,9 @@ def _numbered(sizes: Mapping[str, tuple[int, int, int]]) -> Iterator[tuple[int, 
 
 
 def _world(arguments: Mapping[str, object], sizes: Mapping[str, int]) -> dict[str, Leaf]:
-    world: dict[str, object] = tree_map(lambda v: v.create_tensor(sizes) if isinstance(v, TensorSpec) else v, dict(arguments))
+    world: dict[str, object] = tree_map(
+        lambda leaf: leaf.create_tensor(sizes) if isinstance(leaf, TensorSpec) else leaf, dict(arguments)
+    )
     return world
 
 

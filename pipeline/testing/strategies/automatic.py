@@ -167,7 +167,7 @@ def _argument_values(argument: Argument, dtype: torch.dtype) -> st.SearchStrateg
 
 @cache
 def accepted_dtypes(target: object) -> tuple[torch.dtype, ...]:
-    """Return the dtypes that an operator accepts for all its tensors; float dtypes are twice in it, for more weight."""
+    """Return the dtypes that an operator accepts for all its tensors; float dtypes twice, to be drawn more often."""
     found = [d for d in DTYPES if any(_is_accepted(_small_call(target, d, number)) for number in (1, 0.5, True))]
     return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
 

@@ -199,8 +199,8 @@ class Strategies(dict[Any, st.SearchStrategy[Call]]):
 
 
 def strategy(*targets: object) -> Callable[[Callable[[Draw, object], object]], Strategies]:
-    """Return a decorator that turns a function ``(draw, target) -> Call`` (or the call's ``args``) into strategies by
-    target; calls that eager rejects are not generated."""
+    """Return a decorator that turns a function ``(draw, target)``, which returns a ``Call`` or its ``args``, into a
+    strategy for each target; calls that eager rejects are not generated."""
 
     return lambda function: Strategies({target: make_strategy(target, function) for target in targets})
 

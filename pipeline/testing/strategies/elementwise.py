@@ -1,5 +1,5 @@
-"""Strategies for elementwise operators with restricted arguments: conditions are bool, integer divisors are not zero,
-and floats that are cast to integers are in the integers' range, beyond which devices differ."""
+"""Strategies for elementwise operators with restricted arguments: bool conditions, integer divisors other than zero.
+Floats that are cast to integers are in the integers' range; beyond it, devices give different results."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def draw_power(draw: Draw, target: object) -> Call:
 
 @strategy(aten.round.decimals)
 def draw_round_decimals(draw: Draw, target: object) -> Call:
-    """Generate roundings to decimals without ties, whose direction depends on the rounding error of scaling."""
+    """Generate calls without ties: in which direction a tie is rounded depends on the rounding error of the scaling."""
     shape = draw(shapes())
     spec = tensors(shape, torch.float32, ("between", -90, 90))
     return draw(name_sizes(Call(target, (draw(spec),), {"decimals": draw(st.sampled_from((1, 2, 0, 3)))})))

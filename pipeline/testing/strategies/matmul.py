@@ -1,5 +1,5 @@
-"""Strategies for matmuls, distances and sums of products; and for inverses, determinants and solves of well-conditioned
-matrices. Equal sizes of two operands have the same name."""
+"""Strategies for matmuls, sums of products and distances, and for inverses, determinants and solvers of matrices.
+Matrices to invert or solve are well-conditioned. Equal sizes of two operands have the same name."""
 
 from __future__ import annotations
 
