@@ -186,5 +186,5 @@ def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _find_kind(table: Mapping[str, object], name: str) -> Any:
     if name not in table:
-        raise ValueError(f"{name!r} is no kind of values: expected one of {', '.join([*VALUES, *PARAMETRIC, 'given'])}")
+        raise ValueError(f"wrong kind of values {name!r}: expected one of {', '.join([*VALUES, *PARAMETRIC, 'given'])}")
     return table[name]
