@@ -98,20 +98,20 @@ class Backend:
             stages = add_precision_stage(stages, fields.pop("precision"))
         stages = evolve(stages, settings=stages.settings.evolve(**fields))
         if torch.is_grad_enabled() and any(map(_needs_gradient, example_inputs)):
-            self.warn("an input requires a gradient, which engines cannot compute (call it under torch.no_grad())")
+            self.count_and_warn("an input requires a gradient, which engines cannot compute (use torch.no_grad())")
             return graph_module.forward
         views = split_returned_views(graph_module)
         try:
             runner = _compile_runner(stages, self.executor, views.core, example_inputs)
         except NotCapturedError as refusal:
-            self.warn(str(refusal))
+            self.count_and_warn(str(refusal))
             suppress_repeated_warning(str(refusal))  # Dynamo then breaks the graph: the rest of it runs in PyTorch
             raise UnsupportedFakeTensorException(str(refusal)) from refusal.__cause__
         self.compiled += 1
         results: Argument = views.results
         return runner if results is None else lambda *args: results(*args, *runner(*args))
 
-    def warn(self, reason: str) -> None:
+    def count_and_warn(self, reason: str) -> None:
         """Count a graph that runs in PyTorch, and log the reason when it is new."""
         self.refused[reason] += 1
         if self.refused[reason] == 1:

@@ -354,5 +354,5 @@ def _indent(text: str, columns: int = 2) -> str:
     return "\n".join(" " * columns + line for line in text.splitlines())
 
 
-def _in_brackets(where: str) -> str:
-    return f" ({where})" if where else ""
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""

@@ -22,43 +22,43 @@ _GRAMMAR = (
 )
 
 
-def _to_shape(value: object) -> object:
+def _to_shape(sizes: object) -> object:
     """Convert a shape's integers of any type, such as NumPy's, to Python ints."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(sizes, torch.Tensor):
         raise TypeError("Input: shape must be a sequence of sizes, got a tensor: use pipeline.Input.from_tensor(x)")
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
-        return value
-    return tuple(index(size) if hasattr(size, "__index__") and not isinstance(size, bool) else size for size in value)
+    if not isinstance(sizes, Iterable) or isinstance(sizes, str | bytes):
+        return sizes
+    return tuple(index(size) if hasattr(size, "__index__") and not isinstance(size, bool) else size for size in sizes)
 
 
-def _to_profiles(value: Any) -> Any:
+def _to_profiles(shapes: Any) -> Any:
     """Convert profiles to tuples of three shapes each."""
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
-        raise TypeError(f"Input: profiles must be a list of (min_shape, opt_shape, max_shape), got {value!r}")
-    rows = tuple(tuple(map(_to_shape, row)) if isinstance(row, Iterable) else row for row in value)
+    if not isinstance(shapes, Iterable) or isinstance(shapes, str | bytes):
+        raise TypeError(f"Input: profiles must be a list of (min_shape, opt_shape, max_shape), got {shapes!r}")
+    rows = tuple(tuple(map(_to_shape, row)) if isinstance(row, Iterable) else row for row in shapes)
     if odd := [row for row in rows if not isinstance(row, tuple) or len(row) != 3]:
         raise TypeError(f"Input: each profile must be (min_shape, opt_shape, max_shape), got {odd[0]!r}")
     return rows
 
 
-def _to_device(value: object) -> torch.device | None:
+def _to_device(device: object) -> torch.device | None:
     """Convert a device or its name to a ``torch.device``."""
-    if value is None or isinstance(value, torch.device):
-        return value
-    if not isinstance(value, str):
-        raise TypeError(f"Input: device must be a torch.device or its name, got {value!r}")
+    if device is None or isinstance(device, torch.device):
+        return device
+    if not isinstance(device, str):
+        raise TypeError(f"Input: device must be a torch.device or its name, got {device!r}")
     try:
-        return torch.device(value)
+        return torch.device(device)
     except RuntimeError:
-        raise ValueError(f"Input: device must be a torch.device or a name (cuda, cuda:1, cpu), got {value!r}") from None
+        raise ValueError(f"Input: device must be a torch.device or a name (cuda, cuda:1, cpu), got {device}") from None
 
 
-def _check_shape(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
-    if value is None:
+def _check_shape(_: object, field: "attrs.Attribute[Any]", shape: object) -> None:
+    if shape is None:
         return
-    if not isinstance(value, tuple):
-        raise TypeError(f"Input: {field.name} must be a sequence of sizes, got {value!r}")
-    for dim, size in enumerate(value):
+    if not isinstance(shape, tuple):
+        raise TypeError(f"Input: {field.name} must be a sequence of sizes, got {shape!r}")
+    for dim, size in enumerate(shape):
         if isinstance(size, bool) or not isinstance(size, int):
             ranged = "" if isinstance(size, float) else "; for a dynamic size, pass min_shape and max_shape"
             raise TypeError(f"Input: {field.name}[{dim}] must be an integer, got {size!r}{ranged}")
@@ -82,12 +82,12 @@ def _copy_as_tensor(value: object) -> torch.Tensor:
         raise type(error)(f"Constant: value must be a tensor, or numbers in lists of equal lengths: {error}") from None
 
 
-def _field_advice(name: str) -> str:
+def _field_advice(unknown_name: str) -> str:
     """Return the advice for an error: what to use in place of a field name that `Input` does not have."""
     known = ("shape", "min_shape", "opt_shape", "max_shape", "profiles", "dtype", "name", "device")
-    if name in ("format", "memory_format", "tensor_domain", "torch_tensor", "shape_mode"):
+    if unknown_name in ("format", "memory_format", "tensor_domain", "torch_tensor", "shape_mode"):
         return "programs take inputs of any strides and values, and Input.from_tensor(x) describes a tensor"
-    return did_you_mean(name, known, "") or f"it has {', '.join(known)}"
+    return did_you_mean(unknown_name, known, "") or f"it has {', '.join(known)}"
 
 
 @attrs.frozen(eq=False, repr=False)

@@ -77,17 +77,17 @@ class Port:
     text = __str__ = port_text
 
 
-def make_port(name: str, value: object, symbols: Symbols) -> Port:
+def make_port(name: str, graph_value: object, symbols: Symbols) -> Port:
     """Return the port for a graph value: a fake tensor, a symbolic int, or a constant."""
-    if isinstance(value, torch.Tensor):
-        shape = shape_of(value)
-        return Port(name, value.dtype, shape, tuple(bounds(d, symbols) for d in shape), layout=value.layout)
-    if isinstance(value, torch.SymInt):
-        expr = expression(value)
+    if isinstance(graph_value, torch.Tensor):
+        shape = shape_of(graph_value)
+        return Port(name, graph_value.dtype, shape, tuple(bounds(d, symbols) for d in shape), layout=graph_value.layout)
+    if isinstance(graph_value, torch.SymInt):
+        expr = expression(graph_value)
         return Port(name, torch.int64, (), (bounds(expr, symbols),), "symint", expr)
-    if isinstance(value, torch.SymFloat):
-        return Port(name, torch.float32, kind="symfloat", value=as_expr(value))
-    return Port(name, kind="constant", value=value)
+    if isinstance(graph_value, torch.SymFloat):
+        return Port(name, torch.float32, kind="symfloat", value=as_expr(graph_value))
+    return Port(name, kind="constant", value=graph_value)
 
 
 @frozen
@@ -270,9 +270,9 @@ class Segment:
         when = "" if self.profile is None else f" in profile {self.profile}"
         return f"{self.kind} {self.name}{when}: {len(self.nodes)} nodes {ports}\n  " + "\n  ".join(self.nodes)
 
-    def runs_in(self, profile: int | None) -> bool:
+    def runs_in(self, profile_index: int | None) -> bool:
         """Return whether the segment runs in calls of this profile; None: whether it runs in calls of every profile."""
-        return self.profile is None or self.profile == profile
+        return self.profile is None or self.profile == profile_index
 
 
 @frozen

@@ -14,11 +14,11 @@ from pipeline.records.wording import check_field_names, did_you_mean, one_of, re
 from pipeline.settings_migration import ELSEWHERE
 
 
-def _sort_capabilities(value: object) -> tuple[str, ...]:
+def _sort_capabilities(capabilities: object) -> tuple[str, ...]:
     """Sort compute capabilities numerically and remove duplicates, so that settings for the same GPUs compare equal."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f'compute_capabilities must be a collection such as ("8.6", "12.0"), got {value!r}')
-    given = list(value)
+    if isinstance(capabilities, str | bytes) or not isinstance(capabilities, Iterable):
+        raise TypeError(f'compute_capabilities must be a collection such as ("8.6", "12.0"), got {capabilities!r}')
+    given = list(capabilities)
     for item in given:
         if not isinstance(item, str):
             raise TypeError(f'compute_capabilities: {item!r} is not a string such as "8.6"')
@@ -27,11 +27,11 @@ def _sort_capabilities(value: object) -> tuple[str, ...]:
     return tuple(sorted(set(given), key=lambda capability: tuple(map(int, capability.split(".")))))
 
 
-def _to_device_type(value: object) -> str | None:
+def _to_device_type(device: object) -> str | None:
     """Convert a device to its type, such as ``"cuda"``; refuse an index, since the device may not exist elsewhere."""
-    name = str(value) if isinstance(value, torch.device) else value
+    name = str(device) if isinstance(device, torch.device) else device
     if not isinstance(name, str | None):
-        raise TypeError(f"device must be 'cuda', 'cpu' or None, got {value!r}")
+        raise TypeError(f"device must be 'cuda', 'cpu' or None, got {device!r}")
     if name not in (None, "cuda", "cpu"):
         raise ValueError(f"device must be 'cuda', 'cpu' or None, got {name!r}; engines run on the current CUDA device")
     return name
@@ -60,19 +60,19 @@ def _integer_validator(least: int, most: float = math.inf, *, optional: bool = T
     return check
 
 
-def _parse_weight_patterns(value: object) -> tuple[str, ...]:
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f'refittable_weights must be a collection such as ("layers.0.*",), got {value!r}')
-    given = sorted({*value})
+def _parse_weight_patterns(patterns: object) -> tuple[str, ...]:
+    if isinstance(patterns, str | bytes) or not isinstance(patterns, Iterable):
+        raise TypeError(f'refittable_weights must be a collection such as ("layers.0.*",), got {patterns!r}')
+    given = sorted({*patterns})
     if wrong := [item for item in given if not isinstance(item, str)]:
         raise TypeError(f"refittable_weights: {wrong[0]!r} is not a str: expected names or patterns of parameters")
     return tuple(given)
 
 
-def _to_path(value: object) -> str | None:
-    if value is None or isinstance(value, str | os.PathLike):
-        return None if value is None else os.fspath(value)
-    raise TypeError(f"engine_cache_dir must be a folder, an fsspec URL or None, got {value!r}")
+def _to_path(path: object) -> str | None:
+    if path is None or isinstance(path, str | os.PathLike):
+        return None if path is None else os.fspath(path)
+    raise TypeError(f"engine_cache_dir must be a folder, an fsspec URL or None, got {path!r}")
 
 
 def _to_path_or_flag(value: object) -> bool | str:

@@ -35,7 +35,7 @@ class Size:
     divisor: int = 1
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def size_names(self) -> tuple[str, ...]:
         """Return the names of the sizes in the expression: two for ``Size("n*m")``."""
         return tuple(part.strip() for part in self.name.split("*"))
 
@@ -45,8 +45,8 @@ class Size:
 
     def evaluate(self, sizes: Mapping[str, T], compute: Callable[[Function, T, T | int], T]) -> T:
         """Evaluate the expression for these sizes; ``compute`` is called for each arithmetic operation."""
-        value = sizes[self.names[0]]
-        for name in self.names[1:]:
+        value = sizes[self.size_names[0]]
+        for name in self.size_names[1:]:
             value = compute(operator.mul, value, sizes[name])
         value = value if self.divisor == 1 else compute(operator.floordiv, value, self.divisor)
         value = value if self.scale == 1 else compute(operator.mul, value, self.scale)
@@ -98,7 +98,7 @@ class TensorSpec:
         return self.values[0], *(dim_size(v, sizes) for v in self.values[1:])
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def size_names(self) -> tuple[str, ...]:
         """Return the names of the sizes that occur in the tensor's shape."""
         return tuple(name for dim in self.shape for name in _size_names(dim))
 
@@ -110,9 +110,9 @@ class TensorSpec:
         )
 
 
-def argument_value(leaf: object, sizes: Mapping[str, object]) -> Leaf:
+def argument_value(argument: object, sizes: Mapping[str, object]) -> Leaf:
     """Return the value of an argument for these sizes: a `Size` is evaluated, any other argument is unchanged."""
-    return leaf.value_at(sizes) if isinstance(leaf, Size) else leaf
+    return argument.value_at(sizes) if isinstance(argument, Size) else argument
 
 
 def dim_size(dim: object, sizes: Mapping[str, object]) -> Leaf:
@@ -121,7 +121,7 @@ def dim_size(dim: object, sizes: Mapping[str, object]) -> Leaf:
 
 
 def _size_names(dim: object) -> tuple[str, ...]:
-    return dim.names if isinstance(dim, Size) else (dim,) if isinstance(dim, str) else ()
+    return dim.size_names if isinstance(dim, Size) else (dim,) if isinstance(dim, str) else ()
 
 
 def _freeze_kwargs(kwargs: Mapping[str, object]) -> FrozenDict[str, object]:
@@ -162,12 +162,12 @@ class Call:
 
     def __attrs_post_init__(self) -> None:
         """Check that every name in the call has a size, and that every size is used."""
-        used = {name for leaf in self.leaves() for name in (leaf.names if isinstance(leaf, TensorSpec | Size) else ())}
+        used = {name for each in self.leaves() if isinstance(each, TensorSpec | Size) for name in each.size_names}
         for spec in self.specs:
             used |= {name for v in (() if isinstance(spec.values, str) else spec.values[1:]) for name in _size_names(v)}
         if used != set(self.sizes):
             raise ValueError(f"sizes={sorted(self.sizes)}, but the arguments use the names {sorted(used)}")
-        if named := next((spec for spec in self.specs if spec.constant and spec.names), None):
+        if named := next((spec for spec in self.specs if spec.constant and spec.size_names), None):
             raise ValueError(f"{named}: sizes of a constant must be numbers, since it is a parameter of the model")
 
     def leaves(self) -> list[Leaf]:
@@ -214,16 +214,16 @@ class Call:
     def create_arguments(self, sizes: Sizes | None = None) -> tuple[list[Leaf], dict[str, Leaf]]:
         """Return arguments with deterministic tensors for these sizes (default: the call's own sizes)."""
         sizes = self.opt_sizes if sizes is None else sizes
-        return self.with_tensors(self.create_tensors(sizes), sizes)
+        return self.args_with(self.create_tensors(sizes), sizes)
 
     def create_tensors(self, sizes: Sizes | None = None) -> tuple[torch.Tensor, ...]:
         """Create a tensor for each of ``specs``, in order; equal specs at two positions get different values."""
         sizes = self.opt_sizes if sizes is None else sizes
         return tuple(evolve(spec, seed=spec.seed + 101 * i).create_tensor(sizes) for i, spec in enumerate(self.specs))
 
-    def with_tensors(self, values: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
+    def args_with(self, tensors: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
         """Return the arguments with these tensors in place of ``specs``, and each ``Size`` evaluated."""
-        rest = iter(values)
+        rest = iter(tensors)
         return self.map_leaves(lambda leaf: next(rest) if isinstance(leaf, TensorSpec) else argument_value(leaf, sizes))
 
     def run_eager(self, sizes: Sizes | None = None) -> Leaf:

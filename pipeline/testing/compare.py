@@ -87,11 +87,11 @@ def _as_real_pairs(results: Sequence[Leaf]) -> tuple[Leaf, ...]:
     return tuple(torch.view_as_real(r.resolve_conj()) if r is not None and r.is_complex() else r for r in results)
 
 
-def _widen_dtype(value: object) -> Leaf:
-    """Return float64 for a float dtype and complex128 for a complex dtype; return any other value unchanged."""
-    if not isinstance(value, torch.dtype):
-        return value
-    return torch.complex128 if value.is_complex else torch.float64 if value.is_floating_point else value
+def _widen_dtype(argument: object) -> Leaf:
+    """Return float64 for a float dtype and complex128 for a complex dtype; return any other argument unchanged."""
+    if not isinstance(argument, torch.dtype):
+        return argument
+    return torch.complex128 if argument.is_complex else torch.float64 if argument.is_floating_point else argument
 
 
 def _try_call(
@@ -100,7 +100,7 @@ def _try_call(
     tensors: Sequence[torch.Tensor],
     convert: Callable[[Leaf], object] = lambda value: value,
 ) -> tuple[Leaf, ...] | None:
-    args, kwargs = call.with_tensors(tensors, sizes)
+    args, kwargs = call.args_with(tensors, sizes)
     args, kwargs = [convert(a) for a in args], {k: convert(a) for k, a in kwargs.items()}
     try:
         with torch.no_grad():

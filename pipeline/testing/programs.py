@@ -116,11 +116,11 @@ class _Builder:
             self.size_nodes[name] = node
         return separate_inputs
 
-    def node_or_value_of(self, leaf: object, tensors: Any) -> Any:
+    def node_or_value_of(self, argument: object, tensor_nodes: Any) -> Any:
         """Return an argument's node or plain value; nodes compute sizes, as in torch.export's graphs."""
-        if isinstance(leaf, TensorSpec):
-            return next(tensors)
-        return leaf.evaluate(self.size_nodes, self.add_call) if isinstance(leaf, Size) else leaf
+        if isinstance(argument, TensorSpec):
+            return next(tensor_nodes)
+        return argument.evaluate(self.size_nodes, self.add_call) if isinstance(argument, Size) else argument
 
     def add_call(self, function: Target, *args: Argument) -> torch.fx.Node:
         """Create a node that calls a function, and compute its value on fake tensors."""

@@ -178,7 +178,7 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
         raise
 
 
-def _registry_and_targets(converter: Any, base: ConverterRegistry) -> tuple[ConverterRegistry, Sequence[object]]:
+def _registry_and_targets(converter: Any, replaced_in: ConverterRegistry) -> tuple[ConverterRegistry, Sequence[object]]:
     if isinstance(converter, ConverterRegistry):
         return converter, sorted(converter.unique_targets(), key=qualified_name)
-    return base.override(converter), [d.key for d in declarations_of(converter)]
+    return replaced_in.override(converter), [d.key for d in declarations_of(converter)]

@@ -44,8 +44,8 @@ POSTPONED: Final = ("smallest", "largest")
 class Reference:
     """The reference results of one sample, in the order of the program's outputs.
 
-    eager: results in the model's own dtypes. exact: results in ``against``, the widest dtype in which the program runs;
-        None if that is the model's own. bounds: the error bound of each output.
+    eager: results in the model's own dtypes. exact: results in the widest dtype that runs, ``exact_name``; None if
+        that is the model's own. bounds: the error bound of each output.
 
     float64 takes longer than everything else, so at the smallest and largest sizes it is computed only on demand.
     """
@@ -83,11 +83,11 @@ class Reference:
 
     @property
     def exact(self) -> tuple[Leaf, ...] | None:
-        """The results in ``against``, the widest dtype that runs; None if that is the model's own dtype."""
+        """The results in the widest dtype that runs, ``exact_name``; None if that is the model's own dtype."""
         return self._exact_and_dtype[0]
 
     @property
-    def against(self) -> str:
+    def exact_name(self) -> str:
         """The name of the reference that errors are relative to: a dtype, or ``eager`` if no wider dtype runs."""
         return self._exact_and_dtype[1]
 
@@ -111,7 +111,7 @@ class Reference:
                 return found
         exact = None if self.exact is None else self.exact[output_index]
         return measure_errors(
-            evolve(row, exact=self.against), bound, ours, eager, exact, partial(self.unstable_parts, output_index)
+            evolve(row, exact=self.exact_name), bound, ours, eager, exact, partial(self.unstable_parts, output_index)
         )
 
     def unstable_parts(self, output_index: int) -> Iterator[UnstablePart | Spread]:

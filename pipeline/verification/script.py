@@ -125,15 +125,15 @@ class _Writer:
         name = qualified_name(node.target)
         return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(arguments)})"
 
-    def source(self, value: object, sources: dict[torch.fx.Node, str]) -> str:
+    def source(self, argument: object, sources: dict[torch.fx.Node, str]) -> str:
         """Return the Python source of a node's argument."""
-        if isinstance(value, torch.fx.Node):
-            if value in sources or value.name in self.names:
-                return sources.get(value, value.name)
-            return f"{self.source(value.args[0], sources)}[{value.args[1]}]"  # an item
-        if isinstance(value, list | tuple):
-            return f"[{', '.join(self.source(v, sources) for v in value)}]"
-        return _value_source(value)
+        if isinstance(argument, torch.fx.Node):
+            if argument in sources or argument.name in self.names:
+                return sources.get(argument, argument.name)
+            return f"{self.source(argument.args[0], sources)}[{argument.args[1]}]"  # an item
+        if isinstance(argument, list | tuple):
+            return f"[{', '.join(self.source(v, sources) for v in argument)}]"
+        return _value_source(argument)
 
     def result_sources(self) -> list[str]:
         """Return the module's results as source: tensors of faulty nodes that other nodes, or none, read."""

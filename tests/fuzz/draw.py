@@ -103,7 +103,7 @@ def _arguments(choose: Choose) -> tuple[dict[str, Leaf], dict[str, Leaf]]:
 
 def _sizes(choose: Choose, arguments: Mapping[str, object]) -> FrozenDict[str, tuple[int, int, int]]:
     specs = [leaf for leaf in tree_flatten(dict(arguments))[0] if isinstance(leaf, TensorSpec)]
-    names = dict.fromkeys(name for spec in specs for name in spec.names)
+    names = dict.fromkeys(name for spec in specs for name in spec.size_names)
     return FrozenDict({name: choose(RANGES) for name in names})
 
 

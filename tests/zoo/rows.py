@@ -40,7 +40,7 @@ class Row:
     @property
     def names(self) -> list[str]:
         """The names of its sizes."""
-        return sorted({name for spec in self.inputs for name in spec.names})
+        return sorted({name for spec in self.inputs for name in spec.size_names})
 
     @property
     def sizes_to_try(self) -> list[dict[str, int]]:

@@ -183,7 +183,7 @@ def _runs_in_eager(call: Call, sizes: Mapping[str, int], *, in_float64: bool = F
     tensors = call.create_tensors(sizes)
     if in_float64:
         tensors = tuple(t.double() if t.is_floating_point() else t for t in tensors)
-    args, kwargs = call.with_tensors(tensors, sizes)
+    args, kwargs = call.args_with(tensors, sizes)
     try:
         with torch.no_grad():
             call.target(*args, **kwargs)

@@ -97,10 +97,10 @@ def draw_log_sigmoid(draw: Draw, target: object) -> Call:
 prims = torch.ops.prims
 
 
-def _kinds_to_cast(source: torch.dtype, dtype: torch.dtype) -> st.SearchStrategy[str]:
-    if source.is_floating_point and not dtype.is_floating_point and dtype != torch.bool:
+def _kinds_to_cast(source_dtype: torch.dtype, result_dtype: torch.dtype) -> st.SearchStrategy[str]:
+    if source_dtype.is_floating_point and not result_dtype.is_floating_point and result_dtype != torch.bool:
         return st.just("positive")
-    return value_kinds(source)
+    return value_kinds(source_dtype)
 
 
 @strategy(aten._to_copy.default)

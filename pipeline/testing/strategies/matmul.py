@@ -94,14 +94,14 @@ def square_matrices(draw: Draw, value_kind: str = "regular") -> TensorSpec:
 
 
 def _sizes_if_named(*specs: TensorSpec) -> dict[str, int]:
-    return SIZES if any(spec.names for spec in specs) else {}
+    return SIZES if any(spec.size_names for spec in specs) else {}
 
 
-def _draw_second_operand(draw: Draw, a: TensorSpec, left: bool) -> TensorSpec:
-    """Generate the second operand of a matmul or solve, with the same batch dims or none. If ``a`` has 1 × 1 matrices,
-    it always has batch dims, since ``linalg.solve`` may interpret a single row as a batch of vectors."""
-    columns, size = draw(st.integers(1, 3)), a.shape[-1]
-    batch = a.shape[:-2] if size == 1 else draw(st.sampled_from((a.shape[:-2], ())))
+def _draw_second_operand(draw: Draw, matrix: TensorSpec, left: bool) -> TensorSpec:
+    """Generate the second operand of a matmul or solve, with the batch dims of ``matrix`` or none. If the matrices are
+    1 × 1, it always has batch dims, since ``linalg.solve`` may interpret a single row as a batch of vectors."""
+    columns, size = draw(st.integers(1, 3)), matrix.shape[-1]
+    batch = matrix.shape[:-2] if size == 1 else draw(st.sampled_from((matrix.shape[:-2], ())))
     return TensorSpec((*batch, *((size, columns) if left else (columns, size))), torch.float32, seed=draw(seeds))
 
 

@@ -39,7 +39,7 @@ def _draw_mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> object:
 
 
 def _sizes_named_in(call_args: tuple[Any, ...]) -> dict[str, Any]:
-    names = {name for spec in call_args if spec is not None for name in spec.names}
+    names = {name for spec in call_args if spec is not None for name in spec.size_names}
     known = {"b": (1, 2, 4), QUERIES: (2, 3, 8), KEYS: (2, 5, 8)}
     return {name: known[name] for name in sorted(names)}
 
@@ -101,7 +101,7 @@ WIDTHS: st.SearchStrategy[Dim] = st.integers(1, 6) | st.just("w")
 
 
 def _draw_sized_call(draw: Draw, target: object, arguments: tuple[TensorSpec | None, ...]) -> Call:
-    names = sorted({name for each in arguments if each is not None for name in each.names})
+    names = sorted({name for each in arguments if each is not None for name in each.size_names})
     return Call(target, arguments, sizes={name: draw(st.integers(1, 90 if name == "t" else 4)) for name in names})
 
 
@@ -176,7 +176,7 @@ def draw_recurrent_layer(draw: Draw, target: Target) -> Call:
     steps, features = layer.steps, layer.features
     shape = ("n", steps, features) if batch_first else (steps, "n", features)
     x = draw(tensors(shape, layer.dtype, values="unit"))
-    sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.names}
+    sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.size_names}
     return Call(target, (x, layer.state, layer.params, *layer.options, batch_first), sizes=sizes)
 
 
@@ -185,5 +185,5 @@ def draw_packed_recurrent_layer(draw: Draw, target: Target) -> Call:
     layer = draw(recurrent_layers(PACKED[target]))
     x = draw(tensors((layer.steps, "n", layer.features), layer.dtype, values="unit"))
     lengths = draw(tensors(("n",), torch.int64, ("between", 1, layer.steps)))
-    sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.names}
+    sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.size_names}
     return Call(target, (x, lengths, layer.state, layer.params, *layer.options), sizes=sizes)

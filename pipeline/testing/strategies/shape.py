@@ -42,7 +42,7 @@ def draw_cat(draw: Draw, target: object) -> Call:
     if draw(st.booleans()):
         given = [(p, n) for p, n in zip(parts, "nm", strict=False) if p.shape != (0,)]
         parts = [draw(any_tensors(replace_size(p.shape, dim, n), p.dtype)) for p, n in given]
-        return Call(target, (parts, dim), sizes={n: (1, 3, 6) for p in parts for n in p.names})
+        return Call(target, (parts, dim), sizes={n: (1, 3, 6) for p in parts for n in p.size_names})
     return Call(target, (parts, dim))
 
 

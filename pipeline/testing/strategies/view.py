@@ -57,7 +57,7 @@ def draw_view(draw: Draw, target: object) -> Call:
     if draw(st.booleans()):
         given, size = draw(st.sampled_from(TIES))
         x = draw(any_tensors(given, dtype))
-        return Call(target, (x, size), sizes=dict.fromkeys(x.names, (1, 3, 6)))
+        return Call(target, (x, size), sizes=dict.fromkeys(x.size_names, (1, 3, 6)))
     shape = draw(shapes())
     size = draw(_sizes_with_product(math.prod(shape)))
     if draw(st.booleans()) and 0 not in size:
@@ -120,7 +120,7 @@ def draw_expand(draw: Draw, target: object) -> Call:
     if draw(st.booleans()):
         shape, size = draw(st.sampled_from(EXPANDED))
         x = draw(any_tensors(shape, dtype))
-        names = [*x.names, *(name for each in size if isinstance(each, Size) for name in each.names)]
+        names = [*x.size_names, *(name for each in size if isinstance(each, Size) for name in each.size_names)]
         return Call(target, (x, size), sizes=dict.fromkeys(names, (1, 3, 6)))
     shape = draw(shapes(0, 4))
     return Call(target, (draw(any_tensors(shape, dtype)), draw(_expanded_sizes(shape))))
