@@ -340,5 +340,5 @@ class _ComparedCalls:
 
     def compare_outputs(self, kind: Kind, label: str, eager: object, exact: object, ours: object, where: str) -> None:
         if fault := describe_outputs_difference(label, eager, exact, ours, self.module.program, self.executor):
-            fault = f"unlike in eager PyTorch, {fault}{where}"
-            raise ModelError(kind, f"{fault}\n\n{self.module.program}\n\n{_as_text(self.module.compiled)}")
+            program, networks = self.module.program, _as_text(self.module.compiled)
+            raise ModelError(kind, f"{fault}{where}; the program is\n{program}\n\nand its engines are\n{networks}")
