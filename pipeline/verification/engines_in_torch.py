@@ -34,7 +34,7 @@ def replace_engines(compiled: Compiled, reasons: Mapping[str, Rejection]) -> Com
     validated, groups = _operator_groups(before, segments_by_nodes, reasons)
     assembled = assemble(validated, groups, {})
     if [s.nodes for s in assembled.segments] != [first.nodes for first, *_ in segments_by_nodes]:
-        raise ValueError("a segment has only copies of others' operators: without it, other engines would be renamed")
+        raise ValueError("cannot replace these engines: a segment with only copies of operators would vanish")
     segments = tuple(
         _torch_segment_for_engine(segment, torch_segment) if segment.name in reasons else segment
         for variants, torch_segment in zip(segments_by_nodes, assembled.segments, strict=True)
