@@ -86,7 +86,7 @@ def make_loadable(
 
 @define
 class _Search:
-    """A search for operators whose engines do not load. ``fails``: whether engines fail to load, by engine signature."""
+    """A search for operators whose engines do not load. ``fails``: whether an engine fails, by engine signature."""
 
     loader: Loader
     recompiler: Recompiler
