@@ -200,7 +200,7 @@ def bisect(
 
 
 def _stages_until_compiled(compile: Pipeline[Program, Any], *, build_engines: bool) -> Pipeline[Program, Any]:
-    """Return a pipeline's stages up to the one that returns `Compiled`; without ``build_engines``, none is built."""
+    """Return a pipeline's stages up to the one that returns `Compiled`; engines are built only if ``build_engines``."""
     if not isinstance(compile, Pipeline):
         raise TypeError(f"compile must be a pipeline, such as pipeline.default(), got {kind_of(compile)}")
     last = next((step.name for step in compile if step.gives is Compiled), None)

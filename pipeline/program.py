@@ -380,7 +380,7 @@ class Converted:
 
 @frozen
 class Built:
-    """Serialized engines, and the descriptions that they were built from; the networks themselves are freed."""
+    """Serialized engines, and the frozen descriptions of their networks; TensorRT's own networks are freed."""
 
     partitioned: Partitioned
     networks: tuple[Network, ...]

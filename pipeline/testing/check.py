@@ -143,7 +143,7 @@ def _check_on_device(
     decompositions: DecompositionTable,
     settings: CompilationSettings,
 ) -> None:
-    """Check the call captured for another device too, if its graph differs; skip a call that torch rejects there."""
+    """Capture the call for another device, and check it there too if its graph differs, unless torch rejects it."""
     device_settings = settings.evolve(device=device)
     try:
         with suppress(CallError):

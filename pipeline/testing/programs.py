@@ -117,7 +117,7 @@ class _Builder:
         return separate_inputs
 
     def node_or_value_of(self, argument: object, tensor_nodes: Any) -> Any:
-        """Return an argument's node or plain value; nodes compute sizes, as in torch.export's graphs."""
+        """Return the node of an argument that is a tensor or computed from sizes; any other argument unchanged."""
         if isinstance(argument, TensorSpec):
             return next(tensor_nodes)
         return argument.evaluate(self.size_nodes, self.add_call) if isinstance(argument, Size) else argument

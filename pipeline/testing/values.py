@@ -12,7 +12,7 @@ CreateValues = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Ten
 
 
 def _ints_between(low: int, high: int) -> CreateValues:
-    """Return a generator of integers from ``low`` to ``high``, both included."""
+    """Return a function that creates random integers from ``low`` to ``high``, both included."""
     return lambda shape, dtype, generator: torch.randint(low, high + 1, shape, generator=generator)
 
 
@@ -24,14 +24,14 @@ def _floats_between(low: float, high: float) -> CreateValues:
 
 
 def _ints_up_to(most: int) -> CreateValues:
-    """Return a generator of integers of magnitude up to ``most``, of both signs if the dtype is signed."""
+    """Return a function that creates random integers of magnitude up to ``most``; negative ones if the dtype is signed."""
     return lambda shape, dtype, generator: _ints_between(0 if dtype == torch.uint8 else -most, most)(
         shape, dtype, generator
     )
 
 
 def _per_dtype(floats: CreateValues, others: CreateValues) -> CreateValues:
-    """Return a generator that uses ``floats`` for float dtypes, and ``others`` for other dtypes."""
+    """Return a function that creates values by ``floats`` for float dtypes, and by ``others`` for other dtypes."""
     return lambda shape, dtype, generator: (floats if dtype.is_floating_point else others)(shape, dtype, generator)
 
 
@@ -55,7 +55,7 @@ _SPECIAL_FLOATS = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.
 
 
 def _special_values_without(unwanted: Callable[[float], bool]) -> CreateValues:
-    """Return a generator of the kind ``special``, without the floats for which ``unwanted`` is True."""
+    """Return a function that creates values of the kind ``special``, without the floats that are ``unwanted``."""
     allowed = torch.tensor([value for value in _SPECIAL_FLOATS if not unwanted(value)], dtype=torch.float64)
     return _per_dtype(lambda shape, dtype, generator: _random_choice(allowed, shape, generator), _special_values)
 

@@ -68,8 +68,8 @@ class Reference:
         tf32: bool,
         bounds: tuple[Bound, ...],
     ) -> Reference:
-        """Compute a sample's results in eager and, unless postponed, in the widest dtype that runs. ``bounds``: see
-        `output_bounds`.
+        """Compute a sample's results in eager and, unless its name is in `POSTPONED`, in the widest dtype that runs.
+        ``bounds``: the result of `output_bounds`.
 
         Raises:
             NotComparableError: eager does not accept the inputs.
