@@ -178,8 +178,7 @@ def _compile_runner(
 
 @define(eq=False)
 class _Runner:
-    """A compiled graph as the callable that Dynamo receives. If a call passes changed weights, the graph is refitted
-    first.
+    """A compiled graph as the callable that Dynamo receives. A call with changed weights refits the graph first.
 
     weights, inputs: the indices of weights and of other inputs among the arguments that Dynamo passes.
     calls: Dynamo's graph in PyTorch. It runs a call if a mutated input (``written``) shares memory with another input.

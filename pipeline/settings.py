@@ -186,8 +186,7 @@ class CompilationSettings:
         False, the first call fails instead. Default True.
     progress: show progress bars of the stages on stderr while a model is compiled, and remove them at the end. None:
         only if stderr is a terminal. No bars are shown if a `pipeline.Ledger` is among the observers. Default None.
-    cache_built_engines: save engines in the engine cache for other compilations and processes. Default
-        False.
+    cache_built_engines: save engines in the engine cache for other compilations and processes. Default False.
     reuse_cached_engines: load engines from the engine cache, if it has them, instead of building them. Default False.
     engine_cache_dir: the folder of the engine cache, or an fsspec URL (`"s3://bucket/engines"`) of a folder that
         several machines share; None for `engines` in the user's cache folder (`PIPELINE_CACHE` names another). Default

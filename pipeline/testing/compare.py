@@ -37,8 +37,7 @@ class Expected:
 
 
 def compute_expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]) -> Expected:
-    """Run the operator in PyTorch: in its own dtypes, in float64, and, if its row of ``ULPS`` requires it, on absolute
-    values.
+    """Run the operator in PyTorch: in its dtypes, in float64 and, if its row of ``ULPS`` says so, on absolute values.
 
     If PyTorch has no CPU kernel for the dtype, the float64 result, rounded to ``dtypes``, replaces eager's.
     """

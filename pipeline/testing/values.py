@@ -24,7 +24,7 @@ def _floats_between(low: float, high: float) -> CreateValues:
 
 
 def _ints_up_to(most: int) -> CreateValues:
-    """Return a function that creates random integers of magnitude up to ``most``; negative ones if the dtype is signed."""
+    """Return a function that creates random integers of magnitude up to ``most``, of both signs if signed."""
     return lambda shape, dtype, generator: _ints_between(0 if dtype == torch.uint8 else -most, most)(
         shape, dtype, generator
     )

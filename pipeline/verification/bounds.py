@@ -100,8 +100,7 @@ class UnstablePart:
 
 @frozen
 class Spread:
-    """The spread of a floating-point output over runs with random rounding errors of at most half a unit in the last
-    place.
+    """The spread of a floating-point output over runs with random rounding errors of at most half a unit (ULP).
 
     low, high: the range of each element. draws: for each run, the number of elements beyond the bound and the largest
         error. norms: for each run, the norm of its errors.
@@ -152,8 +151,7 @@ def measure_errors(
     exact: Leaf,
     unstable_parts: Callable[[], Iterable[UnstablePart | Spread]] = tuple,
 ) -> OutputAgreement:
-    """Measure an output's errors against eager's and against the exact output; return ``row`` with the errors filled
-    in.
+    """Measure an output's errors against eager's and the exact output; return ``row`` with the errors filled in.
 
     exact: the same output in a wider dtype; if None, eager is used instead. unstable_parts: a function that yields the
         elements of the exact output that depend on rounding; called only if the error is beyond the bound.

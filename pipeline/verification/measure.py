@@ -29,8 +29,7 @@ RANDOM = "it depends on random numbers"
 
 @frozen(slots=False)
 class Comparison:
-    """The reference for programs that are compiled from the same captured program: sample inputs, and eager's results
-    for them.
+    """The reference for programs compiled from the same captured program: sample inputs, and eager's results for them.
 
     names: the outputs' names. unjudged: for outputs that are not compared, the reason, by the output's index.
     """

@@ -88,7 +88,7 @@ class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
 
 
 def _reduce_to_smallest(nodes: Sequence[str], right_prefix: int, is_wrong: Predicate) -> tuple[frozenset[str], int]:
-    """Return a smallest wrong subset of wrong nodes, and how many of the other nodes, from the start, are right together.
+    """Return a smallest wrong subset of wrong nodes, and how many of the first remaining nodes are right together.
 
     right_prefix: the number of nodes at the start that are known not to be wrong together.
     """
@@ -106,7 +106,7 @@ def _reduce_to_smallest(nodes: Sequence[str], right_prefix: int, is_wrong: Predi
 
 
 def _find_border(candidates: Sequence[str], low: int, collected: Sequence[str], is_wrong: Predicate) -> tuple[int, int]:
-    """Find the shortest wrong prefix of the candidates by bisection: return the lengths of two prefixes. The shorter one
+    """Find the shortest wrong prefix of the candidates by bisection: return the lengths of two prefixes. The shorter
     is right together with the ``collected`` nodes, the longer one wrong. Their lengths differ by 1, unless the
     predicate has no answer in between. ``low``: the length of a prefix that is known to be right."""
     high = len(candidates)
