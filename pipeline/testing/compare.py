@@ -142,21 +142,21 @@ def describe_difference(expected: Expected, index: int, result: torch.Tensor, ex
 
 
 def _allowed_error(
-    row: Units, expected: Expected, index: int, exact: torch.Tensor, dtype: torch.dtype, executor: str
+    tolerance: Units, expected: Expected, index: int, exact: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return the error that is allowed in addition to eager's, by the operator's row of ``ULPS``."""
+    """Return the error that is allowed in addition to eager's, by the operator's tolerance in ``ULPS``."""
     info = torch.finfo(dtype)
     size = exact.abs().nan_to_num(0.0, info.max, info.max)
-    if row.scale == "pair":
+    if tolerance.scale == "pair":
         size = size.norm(dim=-1, keepdim=True).expand_as(size)
-    elif row.scale == "tensor":
+    elif tolerance.scale == "tensor":
         size = torch.full_like(exact, max(_largest_finite(exact), expected.largest_input))
-    elif row.scale == "absolute" and expected.absolute[index] is not None:
+    elif tolerance.scale == "absolute" and expected.absolute[index] is not None:
         size = expected.absolute[index].double().abs().nan_to_num(0.0, info.max, info.max)
-    units = row.allowed_units(executor, dtype) * info.eps * size.clamp(info.tiny, info.max)
-    if row.units and dtype != torch.float16:  # a subnormal number is as good as 0: kernels may flush it
+    units = tolerance.allowed_units(executor, dtype) * info.eps * size.clamp(info.tiny, info.max)
+    if tolerance.units and dtype != torch.float16:  # a subnormal number is as good as 0: kernels may flush it
         units = units + info.tiny * (exact.abs() < info.tiny)
-    return units + row.exponent_tolerance(executor, exact)
+    return units + tolerance.exponent_tolerance(executor, exact)
 
 
 def _wrong_elements(

@@ -199,9 +199,9 @@ def _add_errors(
     ours: torch.Tensor,
     eager: torch.Tensor,
     exact: torch.Tensor,
-    unstable: torch.Tensor | None,
+    unstable_mask: torch.Tensor | None,
 ) -> OutputAgreement:
-    decided = torch.ones_like(eager, dtype=torch.bool) if unstable is None else ~unstable
+    decided = torch.ones_like(eager, dtype=torch.bool) if unstable_mask is None else ~unstable_mask
     undecided = int(decided.numel() - decided.sum())
     if not (eager.is_floating_point() or eager.is_complex()):
         theirs, mine = ((v != exact) & decided for v in (eager, ours))
