@@ -1,4 +1,4 @@
-"""Create strategies from operator schemas, for operators whose arguments do not depend on one another.
+"""Create Hypothesis strategies from operator schemas, for operators whose arguments do not depend on one another.
 
 Two kinds of operators qualify: elementwise operators (with torch's tag ``pointwise``), whose tensors broadcast; and
 operators with one tensor and at most one argument of dims: reductions, softmax, cumulative sums. Every other required

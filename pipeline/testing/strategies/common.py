@@ -1,4 +1,4 @@
-"""Building blocks for strategies: shapes, dims, dtypes, numbers, tensors, and names for sizes that may be dynamic.
+"""Building blocks of Hypothesis strategies: shapes, dims, dtypes, numbers, tensors, and names for dynamic sizes.
 
 A strategy first generates a call with static shapes, and then replaces some sizes by names (``name_sizes``).
 """

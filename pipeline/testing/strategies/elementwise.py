@@ -1,4 +1,4 @@
-"""Strategies for elementwise operators with restricted arguments: bool conditions, integer divisors other than zero.
+"""Random calls of elementwise operators with restricted arguments: bool conditions, integer divisors other than zero.
 Floats that are cast to integers are in the integers' range; beyond it, devices give different results."""
 
 from __future__ import annotations

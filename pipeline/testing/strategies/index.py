@@ -1,4 +1,4 @@
-"""Strategies for operators that select or write elements by index tensors and masks, or look up rows of a table."""
+"""Random calls of operators that select or write elements by index tensors and masks, or look up rows of a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies for matmuls, sums of products and distances, and for inverses, determinants and solvers of matrices.
+"""Random calls of matmuls, sums of products and distances, and of inverses, determinants and solvers of matrices.
 Matrices to invert or solve are well-conditioned. Equal sizes of two operands have the same name."""
 
 from __future__ import annotations

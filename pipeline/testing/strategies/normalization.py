@@ -1,4 +1,4 @@
-"""Strategies for normalization operators."""
+"""Random calls of normalization operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies for reductions, softmax, topk, sort, searches in sorted tensors, and order statistics such as medians.
+"""Random calls of reductions, softmax, topk, sort, searches in sorted tensors, and order statistics such as medians.
 If the order of equal elements is unspecified, elements are distinct or indices are not requested."""
 
 from __future__ import annotations

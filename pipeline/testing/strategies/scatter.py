@@ -1,4 +1,4 @@
-"""Strategies for operators that write elements by index, or that reduce elements with equal indices."""
+"""Random calls of operators that write elements by index, or that reduce elements with equal indices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies for operators over sequences: attention, cache updates, recurrences and recurrent layers.
+"""Random calls of operators over sequences: attention, cache updates, recurrences and recurrent layers.
 
 Recurrences have one token, one chunk, or several chunks. Sequences of recurrent layers have equal or different lengths
 (packed sequences); layers are uni- or bidirectional, with and without biases and projection."""

@@ -1,4 +1,4 @@
-"""Strategies for operators that join, split, repeat or create tensors, some too large to become constants."""
+"""Random calls of operators that join, split, repeat or create tensors, some too large to become constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies for operators that slice a tensor: with steps, in reverse, or along a diagonal."""
+"""Random calls of operators that slice a tensor: with steps, in reverse, or along a diagonal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategies for operators over spatial dims: convolutions, pooling, resizing, padding."""
+"""Random calls of operators over spatial dims: convolutions, pooling, resizing, padding."""
 
 from __future__ import annotations
 

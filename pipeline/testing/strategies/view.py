@@ -1,4 +1,4 @@
-"""Strategies for views: the same elements under another shape, order or broadcast."""
+"""Random calls of views: the same elements under another shape, order or broadcast."""
 
 from __future__ import annotations
 
