@@ -132,6 +132,6 @@ PROGRAM: Final[Mapping[torch.dtype, Units]] = {
 
 
 def tolerance_for(target: object, dtype: torch.dtype) -> Units:
-    """Return the tolerance (row of the table) of an operator in this dtype."""
+    """Return the row of the table of tolerances for an operator in this dtype."""
     name = target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(target)
     return ULPS.get((name, dtype), ULPS.get(name, DEFAULT))

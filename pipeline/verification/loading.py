@@ -42,7 +42,7 @@ MAX_SINGLE_TRIALS: Final = 8
 
 
 class Loader(Protocol):
-    """A function that loads a program's engines, and returns those that fail to load; None if it cannot tell."""
+    """A function that loads a program's engines, and returns which fail; None if it cannot try, as without a GPU."""
 
     def __call__(self, compiled: Compiled, *, keep: bool) -> LoadResults | None: ...
 

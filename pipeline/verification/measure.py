@@ -48,7 +48,7 @@ class Comparison:
         """Run a program on its sample inputs in eager PyTorch.
 
         Raises:
-            PipelineError: the program was loaded, and its file lacks the program for eager, or weights.
+            PipelineError: the program was loaded from a file that lacks weights or the program for eager PyTorch.
         """
         check_comparable(program)
         executor = executor or ("tensorrt" if has_gpu() else "reference")
