@@ -1,4 +1,4 @@
-"""pipeline: compile PyTorch models to TensorRT engines in stages that pass each other immutable records.
+"""pipeline: compile PyTorch models to TensorRT engines by stages, pure functions that pass on frozen records.
 
 import pipeline
 

@@ -1,4 +1,4 @@
-"""Advice for errors: what replaces a setting of Torch-TensorRT, or a setting of this package that was renamed."""
+"""Tables of what replaces Torch-TensorRT's settings, and settings of this package that were renamed."""
 
 from __future__ import annotations
 

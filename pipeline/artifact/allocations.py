@@ -1,5 +1,5 @@
-"""Limit the memory for constants of a saved program: those computed from parameters (recipes), and tensors created by
-``full``, ``arange`` and the like.
+"""Limit the memory of the constants that a saved program computes when it is loaded or called.
+These are computed from parameters (recipes), or created by ``full``, ``arange`` and the like.
 
 A few bytes of a malicious file can request a tensor of any size. So a file states the size of its largest such tensor,
 `inspect` prints it, and a program that requests a larger tensor is not loaded. Fake tensors show the sizes of recipes'

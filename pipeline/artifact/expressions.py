@@ -1,5 +1,5 @@
-"""Convert sizes to JSON and back: a sympy expression becomes a list of the function's name and the arguments. The
-reader accepts a fixed set of functions and evaluates no text.
+"""Convert symbolic sizes to JSON and back: a sympy expression becomes a list of its function's name and arguments.
+The reader accepts a fixed set of functions and evaluates no text.
 
 ``s0*2 + 1`` is ``["Add", 1, ["Mul", 2, ["Symbol", "s0", "integer", "positive"]]]``. A name with ``!`` marks a function
 that stays unevaluated; sympy would otherwise simplify it.

@@ -1,5 +1,5 @@
-"""``Manifest``: the description of a saved program, written and read by the codec. Engines, networks, the graph and
-weights are separate entries."""
+"""``Manifest``: the description of a saved program, written and read by the codec.
+Engines, networks, the graph and weights are separate entries of the file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Convert pytree structures to JSON and back. Classes are saved by name and looked up only in imported modules; a
-`Record` replaces a class that is not imported."""
+"""Convert pytree structures to JSON and back.
+Classes are saved by name and looked up only in imported modules; a `Record` replaces a class that is not imported."""
 
 from __future__ import annotations
 

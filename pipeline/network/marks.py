@@ -1,5 +1,4 @@
-"""Define marks: workarounds for bugs of TensorRT's kernels at certain nodes. A pass sets them; conversion applies
-them."""
+"""Define marks: a pass marks nodes for workarounds of bugs in TensorRT's kernels, and conversion applies these."""
 
 from __future__ import annotations
 

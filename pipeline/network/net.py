@@ -1,5 +1,5 @@
-"""Define the networks that converters receive: ``Net``, with the name of the current node, and ``LegacyNetwork``, for
-converters of the LEGACY calling convention."""
+"""Define the networks that converters receive: ``Net`` and ``LegacyNetwork``.
+``Net`` has the current node's name; ``LegacyNetwork`` is for converters of the LEGACY calling convention."""
 
 from __future__ import annotations
 

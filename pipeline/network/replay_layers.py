@@ -1,4 +1,4 @@
-"""Create TensorRT layers from rows, which describe them, with the arguments that TensorRT requires.
+"""Create TensorRT layers from the rows of a network description, with the arguments that TensorRT requires.
 
 A layer is first created with the arguments of its `add_` method; then the attributes that differ from its row are set.
 At the end, `replay` connects optional inputs and inputs from later layers.

@@ -1,5 +1,5 @@
-"""Determine which kernel bugs to avoid: those of the installed TensorRT, unless an `Experiment` changes that. Mark the
-nodes of a segment that need a workaround."""
+"""Determine which kernel bugs to avoid, and mark the nodes of a segment that need a workaround.
+The bugs are those of the installed TensorRT, unless an `Experiment` changes that."""
 
 from __future__ import annotations
 

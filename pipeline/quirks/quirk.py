@@ -1,5 +1,5 @@
-"""`Quirk`: a row of the table of kernel bugs. A row's analysis reads the nodes of a segment (`SegmentNodes`) and yields
-the nodes that need a workaround (`AffectedNode`)."""
+"""`Quirk`: a row of the table of kernel bugs.
+Its analysis reads the nodes of a segment (`SegmentNodes`) and yields those that need a workaround (`AffectedNode`)."""
 
 from __future__ import annotations
 

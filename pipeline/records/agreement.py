@@ -1,4 +1,4 @@
-"""``Agreement``: a compiled program's errors compared with eager PyTorch's. ``Healed``: a node compiled differently."""
+"""``Agreement``: a compiled program's errors against eager. ``Healed``: a node that was compiled differently."""
 
 from __future__ import annotations
 

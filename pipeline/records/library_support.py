@@ -1,5 +1,5 @@
-"""The library releases that the tests cover, and the GPUs on which TensorRT's engines load; requirements,
-documentation, warnings and errors use these tables."""
+"""The library releases that the tests cover, and the GPUs on which TensorRT's engines load.
+Requirements, documentation, warnings and errors use these tables."""
 
 from __future__ import annotations
 

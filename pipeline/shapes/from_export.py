@@ -1,5 +1,5 @@
-"""Build the shape environment of an exported program: ranges, relations and hints from torch.export, and further
-conditions from the graph."""
+"""Build the shape environment of an exported program.
+Ranges, relations and hints come from torch.export, further conditions from the graph."""
 
 from __future__ import annotations
 

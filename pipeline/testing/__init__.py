@@ -1,4 +1,4 @@
-"""Test converters and decompositions: describe an operator call, compile it, and compare it with eager PyTorch.
+"""Test converters and decompositions: compare compiled operator calls with eager PyTorch.
 
 Test your own converter on random calls that Hypothesis generates (``pip install hypothesis pytest``):
 

@@ -1,4 +1,4 @@
-"""Functions that generate a tensor's values from a seed, one for each kind of values: ``"normal"``, ``"sorted"``, …"""
+"""Functions that generate the elements of test tensors, one for each kind of values; deterministic for a seed."""
 
 from __future__ import annotations
 

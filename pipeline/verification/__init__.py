@@ -1,1 +1,1 @@
-"""Verify compiled programs against eager PyTorch: bound their errors; find and replace operators with wrong results."""
+"""Verify compiled programs against eager PyTorch, find nodes whose engine is wrong, and compile these differently."""

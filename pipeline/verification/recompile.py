@@ -1,5 +1,5 @@
-"""Recompile a program with the stages of its own pipeline, from `validate` on.
-A program from a file may lack what recompilation or verification needs: two checks here raise an error then."""
+"""Recompile a program with the stages of its own pipeline from `validate` on.
+Report what a loaded program lacks for recompilation or verification."""
 
 from __future__ import annotations
 
