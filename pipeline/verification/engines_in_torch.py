@@ -74,7 +74,7 @@ def captured_program_in_torch(compiled: Compiled, reason: Rejection) -> Compiled
         why = "is missing" if source is None else "may compute in float64 what engines compute in float32"
         raise ValueError(f"the captured program {why}")
     program = evolve(source, parameters=ours.parameters, examples=ours.examples, source=source, origin=ours.origin)
-    program = _without_unread_draws(program)
+    program = _without_unread_random_numbers(program)
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     verdicts = (Verdict(n.name, qualified_name(n.target), None, (reason,), source_line(n)) for n in calls)
     validated = Validated(program, FrozenDict({verdict.node: verdict for verdict in verdicts}))
@@ -82,7 +82,7 @@ def captured_program_in_torch(compiled: Compiled, reason: Rejection) -> Compiled
     return Compiled(assemble(validated, [("torch", operators)], {}), (), (), RefitMap(), FrozenDict())
 
 
-def _without_unread_draws(program: Program) -> Program:
+def _without_unread_random_numbers(program: Program) -> Program:
     """Return the program without random numbers that nothing reads (layer dropout), which torch.compile and `decompose`
     drop, too. torch.export keeps them before torch 2.13."""
     unread = {node.name for node in program.graph.nodes if has_randomness(node) and not node.users}
@@ -95,7 +95,7 @@ def _without_unread_draws(program: Program) -> Program:
 
 
 def join_rejections(reasons: Sequence[Rejection]) -> Rejection:
-    """Join several reasons for rejections into one; their hint is the same."""
+    """Join rejections into one that has the reasons of all; they have the same hint."""
     return Rejection("; ".join(dict.fromkeys(rejection.reason for rejection in reasons)), reasons[0].hint)
 
 
