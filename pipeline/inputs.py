@@ -50,7 +50,8 @@ def _to_device(device: object) -> torch.device | None:
     try:
         return torch.device(device)
     except RuntimeError:
-        raise ValueError(f"Input: device must be a torch.device or a name (cuda, cuda:1, cpu), got {device}") from None
+        known = "a torch.device or a name (cuda, cuda:1, cpu)"
+        raise ValueError(f"Input: device must be {known}, got {device!r}") from None
 
 
 def _check_shape(_: object, field: "attrs.Attribute[Any]", shape: object) -> None:
