@@ -31,7 +31,7 @@ from benchmarks.real_tables import OURS
 from benchmarks.turns import REST, in_turns
 from pipeline.cli.usage import first_line
 from pipeline.stages.choose import Choose
-from pipeline.stages.choose import measured as measured_segments
+from pipeline.stages.choose import measure_segments as measured_segments
 from pipeline.verification.eager import use_tf32
 
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision")

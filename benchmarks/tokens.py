@@ -96,7 +96,9 @@ def compiled(
             processes.submit(pipeline.CompilationSettings)
         compile = pipeline.default(cuda_graphs=True, build_executor=processes if pieces > 1 else None, **settings)
         compile = compile.replace("partition", pipeline.in_pieces(pieces)) if pieces > 1 else compile
-        compile = compile.replace("choose", Choose(partial(choose.measured, turn=alone))).observed_by(*observers)
+        compile = compile.replace("choose", Choose(partial(choose.measure_segments, turn=alone))).observed_by(
+            *observers
+        )
         return compile_for_generation(model, **sizes, compile=compile, executor=EXECUTOR, shared_weights=shared)
 
 

@@ -26,7 +26,7 @@ from pipeline.capture.dynamo_graph import DynamoGraph, NotCapturedError
 from pipeline.capture.returned_views import split_returned_views
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline
-from pipeline.compose.stage_signature import accepts
+from pipeline.compose.stage_signature import accepts_type
 from pipeline.defaults import add_precision_stage, default
 from pipeline.export_fixes.export_steps import suppress_repeated_warning
 from pipeline.program import Program
@@ -63,7 +63,7 @@ def backend(compile: Pipeline[Program, Compiled] | None = None, *, executor: Exe
     if executor not in (None, *get_args(Executor)):
         known = ", ".join(map(repr, get_args(Executor)))
         raise ValueError(f"executor must be one of {known} or None, got {executor!r}")
-    if not (accepts(stages.takes, Program) and accepts(Compiled, stages.gives)):
+    if not (accepts_type(stages.takes, Program) and accepts_type(Compiled, stages.gives)):
         raise TypeError(f"a backend needs a pipeline that takes a Program and returns a Compiled, got\n{stages!r}")
     return Backend(stages, executor)
 

@@ -23,7 +23,7 @@ from pipeline.program import Built, Converted, Program, Segment
 from pipeline.runtime.engine_refit import refit
 from pipeline.settings import CompilationSettings
 from pipeline.stages.build import build, make_engine
-from pipeline.stages.convert import binding_names
+from pipeline.stages.convert import output_binding_names
 from pipeline.trt import has_gpu
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ def _binding_roles(program: Program, segment: Segment) -> dict[str, str]:
     given |= {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
     inner = sorted((port.name for port in segment.inputs if port.name not in given), key=lambda name: order[name])
     places = {port.name: given.get(port.name) or f"inner {inner.index(port.name)}" for port in segment.inputs}
-    for name, binding in binding_names(program.outputs, segment).items():
+    for name, binding in output_binding_names(program.outputs, segment).items():
         uses = [i for i, output in enumerate(program.outputs) if output.value == name and not output.constant]
         places[binding] = f"output {uses}"
     return places

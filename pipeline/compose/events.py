@@ -40,9 +40,9 @@ class Event:
 Observer: TypeAlias = Callable[[Event], object]
 
 
-def as_observers(value: Iterable[Observer]) -> tuple[Observer, ...]:
+def as_observers(values: Iterable[Observer]) -> tuple[Observer, ...]:
     """Convert observers to a tuple; raise a `TypeError` for an observer that is not callable."""
-    observers = tuple(value)
+    observers = tuple(values)
     for observer in observers:
         if not callable(observer):
             raise TypeError(f"the observer {observer!r} is not callable: expected a function that takes an Event")
@@ -85,23 +85,23 @@ class Run:
                     why = "observer %r raised an error at the event %r; it is not called again in this run"
                     log.warning(why, observer, event, exc_info=True)
 
-    def call(self, name: str, function: Callable[[], object], record: object = None) -> Any:
-        """Call a function as the stage ``name``, and send its events; an exception gets a note with this name."""
-        self.emit(Event("started", name, record=record))
+    def call(self, stage: str, function: Callable[[], object], record: object = None) -> Any:
+        """Call a function as the stage of this name, and send its events; an exception gets a note with the name."""
+        self.emit(Event("started", stage, record=record))
         start = perf_counter()
         try:
-            result = interruptible(_reporting_to(self.emit, name)(function))()
+            result = interruptible(_reporting_to(self.emit, stage)(function))()
         except BaseException as error:
-            error.add_note(f"in stage {name!r} of the pipeline")
-            self.emit(Event("failed", name, perf_counter() - start, record, detail=f"{type(error).__name__}: {error}"))
+            error.add_note(f"in stage {stage!r} of the pipeline")
+            self.emit(Event("failed", stage, perf_counter() - start, record, detail=f"{type(error).__name__}: {error}"))
             raise
-        self.emit(Event("finished", name, perf_counter() - start, result))
+        self.emit(Event("finished", stage, perf_counter() - start, result))
         return result
 
 
 @contextmanager
-def _reporting_to(notify: Callable[[Event], None] | None, name: str) -> Iterator[None]:
-    tokens = _progress.set(notify), _stage.set(name)
+def _reporting_to(notify: Callable[[Event], None] | None, stage: str) -> Iterator[None]:
+    tokens = _progress.set(notify), _stage.set(stage)
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ import torch
 
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
-from pipeline.compose.stage_signature import AnyStage, accepts, is_instance, type_name
+from pipeline.compose.stage_signature import AnyStage, accepts_type, is_instance, type_name
 from pipeline.export_fixes.onnx_file import is_onnx
 from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.inputs import Input
@@ -31,7 +31,7 @@ def describe_argument(model: object) -> str:
     return kind_of(model)
 
 
-def _model_hint(model: object, takes: str) -> str:
+def _what_to_pass_instead(model: object, input_type: str) -> str:
     """Return the hint for an error that says what to pass instead of an argument that is not a model."""
     if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
         return "it is a state dict: load it into a model (model.load_state_dict), and pass the model"
@@ -43,7 +43,7 @@ def _model_hint(model: object, takes: str) -> str:
     if callable(model) and not isinstance(model, type | Compiled):
         return "pass an nn.Module whose forward calls this function"
     made = "it is compiled already; " if isinstance(model, Compiled) else ""
-    due = f"an nn.Module, ExportedProgram or TorchScript with its args, or only the {takes} that stages take"
+    due = f"an nn.Module, ExportedProgram or TorchScript with its args, or only the {input_type} that stages take"
     return f"{made}pass {due}"
 
 
@@ -74,14 +74,14 @@ def stage_index(name: str, stage_names: Sequence[str]) -> int:
     return stage_names.index(name)
 
 
-def check_joins(stages: Sequence[AnyStage]) -> None:
+def check_adjacent_stages(stages: Sequence[AnyStage]) -> None:
     """Raise an error if two stages have the same name, or if a stage does not accept the previous stage's result."""
     names = [stage.name for stage in stages]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         instead = 'exchange the first with replace(), or rename one with @stage(name="…")'
         raise ValueError(f"two of the stages {', '.join(names)} have the name {twice[0]!r}: {instead}")
     for before, after in pairwise(stages):
-        if not accepts(after.takes, before.gives):
+        if not accepts_type(after.takes, before.gives):
             takes = f"the next stage, {after.name!r}, takes {type_name(after.takes)}"
             raise TypeError(f"stage {before.name!r} returns {type_name(before.gives)}, but {takes}")
 
@@ -89,10 +89,10 @@ def check_joins(stages: Sequence[AnyStage]) -> None:
 def check_first_stage(stages: Sequence[AnyStage], model: object, settings: CompilationSettings) -> None:
     """Raise `TypeError` unless the first stage accepts a `Program` and ``model`` is a model; call `check_ready`."""
     takes = type_name(stages[0].takes) if stages else "nothing"
-    if stages and accepts(stages[0].takes, Program):
+    if stages and accepts_type(stages[0].takes, Program):
         if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model) or is_onnx(model):
             return check_ready(stages, settings)
-        raise TypeError(f"{describe_argument(model)} cannot be compiled: {_model_hint(model, takes)}")
+        raise TypeError(f"{describe_argument(model)} cannot be compiled: {_what_to_pass_instead(model, takes)}")
     first = f"with {stages[0].name!r}, which takes {takes}" if stages else "with nothing"
     why = f"call it with one {takes}, not with {type(model).__name__} or args"
     raise TypeError(f"the pipeline starts {first}: {why}; to compile a model, begin with the stage 'decompose'")
@@ -114,7 +114,7 @@ def refuse_unknown_arguments(unknown: Mapping[str, object]) -> None:
         raise TypeError(f"a pipeline is called with (model, args, kwargs, dynamic_shapes), not {name!r}: {instead}")
 
 
-def check_settings(_: object, __: object, value: CompilationSettings | None) -> None:
+def check_settings(_instance: object, _field: object, value: CompilationSettings | None) -> None:
     if value is not None and not isinstance(value, CompilationSettings):
         raise TypeError(f"settings is {value!r}: expected CompilationSettings or None")
 

@@ -51,19 +51,19 @@ class Ledger:
         return {entry.stage: entry.seconds for entry in self.entries}
 
     def __str__(self) -> str:
-        return format_table(self.entries)
+        return format_stage_costs(self.entries)
 
 
-def format_table(entries: list[StageCost] | tuple[StageCost, ...]) -> str:
+def format_stage_costs(entries: list[StageCost] | tuple[StageCost, ...]) -> str:
     """Return the entries as text, one line each; memory in MB (10^6 bytes)."""
     head = ("stage", "seconds", "growth MB", "peak MB", "anonymous MB", *(f"{holder} MB" for holder in HOLDERS))
     return "\n".join(
         "  ".join(cell.ljust(10) if i == 0 else cell.rjust(len(head[i])) for i, cell in enumerate(cells)).rstrip()
-        for cells in (head, *map(_cells, entries))
+        for cells in (head, *map(_table_cells, entries))
     )
 
 
-def _cells(entry: StageCost) -> tuple[str, ...]:
+def _table_cells(entry: StageCost) -> tuple[str, ...]:
     memory = (entry.growth, entry.peak, entry.anonymous, *(entry.held.get(holder, 0) for holder in HOLDERS))
     return f"{entry.stage}{'!' * entry.failed}", f"{entry.seconds:.2f}", *(f"{size / 1e6:.1f}" for size in memory)
 
@@ -72,12 +72,12 @@ def weight_bytes_by_holder(record: object) -> Iterator[tuple[str, int]]:
     """Yield the bytes of weights in a stage's record, by holder; nothing for a record without weights."""
     program = _find_program(record)
     if program is not None:
-        own = _storage_bytes(program.parameters)
+        own = _bytes_by_storage_address(program.parameters)
         yield "model", sum(own.values())
-        literals = _storage_bytes(getattr(record, "literals", {}))
+        literals = _bytes_by_storage_address(getattr(record, "literals", {}))
         yield "literals", sum(literals.values())
         weights = [handle.weights for handle in record.handles] if isinstance(record, Converted) else []
-        made = {key: size for each in weights for key, size in _storage_bytes(each).items()}
+        made = {key: size for each in weights for key, size in _bytes_by_storage_address(each).items()}
         yield "folded", sum(size for key, size in made.items() if key not in own and key not in literals)
         yield "plans", sum(engine.nbytes for engine in getattr(record, "engines", ()))
 
@@ -89,7 +89,7 @@ def _find_program(record: object) -> Program | None:
     return record
 
 
-def _storage_bytes(tensors: Mapping[str, torch.Tensor]) -> dict[int, int]:
+def _bytes_by_storage_address(tensors: Mapping[str, torch.Tensor]) -> dict[int, int]:
     """Return the bytes of each storage by address, so that shared storages count once."""
     storages = (tensor.untyped_storage() for tensor in tensors.values())
     return {storage.data_ptr(): storage.nbytes() for storage in storages}

@@ -20,8 +20,8 @@ from pipeline.compiled import Compiled
 from pipeline.compose.events import Event, Observer, Run, as_observers, report
 from pipeline.compose.joins import (
     apply_settings,
+    check_adjacent_stages,
     check_first_stage,
-    check_joins,
     check_settings,
     is_empty,
     refuse_unknown_arguments,
@@ -32,6 +32,7 @@ from pipeline.compose.recording import select_ledger
 from pipeline.compose.stage_signature import (
     AnyStage,
     Gives,
+    RecordType,
     Stage,
     Takes,
     check_signature,
@@ -67,8 +68,7 @@ class _Composable:
 class FunctionStage(_Composable, Generic[Takes, Gives]):
     """A stage from a function, or from a frozen record with `__call__`; the annotations declare its input and output.
 
-    Forward references are resolved at the first read of the types. Calling the stage calls the function.
-    """
+    Forward references are resolved at the first read of the types. Calling the stage calls the function."""
 
     function: Callable[[Takes], Gives]
     name: str
@@ -85,15 +85,15 @@ class FunctionStage(_Composable, Generic[Takes, Gives]):
         return self.function(record)
 
     @property
-    def takes(self) -> Any:
-        return self._types[0]
+    def takes(self) -> RecordType:
+        return self._record_types[0]
 
     @property
-    def gives(self) -> Any:
-        return self._types[1]
+    def gives(self) -> RecordType:
+        return self._record_types[1]
 
     @cached_property
-    def _types(self) -> tuple[object, object]:
+    def _record_types(self) -> tuple[object, object]:
         return record_types(self.function, self.name)
 
     def __reduce__(self) -> str | tuple[object, ...]:
@@ -112,11 +112,11 @@ class Named(_Composable, Generic[Takes, Gives]):
     name: str
 
     @property
-    def takes(self) -> Any:
+    def takes(self) -> RecordType:
         return self.stage.takes
 
     @property
-    def gives(self) -> Any:
+    def gives(self) -> RecordType:
         return self.stage.gives
 
     def __call__(self, record: Takes, /) -> Gives:
@@ -145,7 +145,7 @@ def as_stage(value: object) -> AnyStage:
     if isinstance(value, type):
         raise TypeError(f"{value.__name__} is a class: pass an instance as the stage, such as {value.__name__}()")
     if not callable(value):
-        raise TypeError(f"{value!r} is not a stage: expected a function from one record to another, such as Program")
+        raise TypeError(f"{value!r} is not a stage: expected a function from one record, say Program, to another")
     if all(inspect.getattr_static(value, part, None) is not None for part in ("name", "takes", "gives")):
         return cast(AnyStage, value)
     if type(value).__hash__ is None:
@@ -154,7 +154,7 @@ def as_stage(value: object) -> AnyStage:
 
 
 def pass_earlier_stages(step: AnyStage, earlier: tuple[AnyStage, ...]) -> AnyStage:
-    """Pass the preceding stages to a stage that compiles again, such as `verify`, if it has a method `following`."""
+    """Return a stage that compiles again, such as `verify`, with the stages before it; other stages unchanged."""
     inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
     method = getattr(inner, "following", None)
     if isinstance(inner, FunctionStage):
@@ -202,7 +202,7 @@ class Pipeline(Generic[Takes, Gives]):
     observers: tuple[Observer, ...] = attrs.field(default=(), converter=as_observers)
 
     def __attrs_post_init__(self) -> None:
-        check_joins(self.stages)
+        check_adjacent_stages(self.stages)
 
     @overload
     def __call__(
@@ -232,8 +232,8 @@ class Pipeline(Generic[Takes, Gives]):
         model: an nn.Module, ExportedProgram or TorchScript with its `args`, `kwargs` and `dynamic_shapes` (see
             `pipeline.capture`); or, as the only argument, the record. A program gets this pipeline's settings.
         profiles: several `dynamic_shapes`: each call has to fit one of them, and engines are tuned for each.
-        output_names: the names of the model's outputs in engines, reports and files; None: the result's keys. Returns
-        the last stage's result. Exceptions of a stage propagate unchanged, with a note that names the stage.
+        output_names: the names of the model's outputs in engines, reports and files; None: the result's keys.
+        Returns the last stage's result. Exceptions of a stage propagate unchanged, with a note that names the stage.
         """
         refuse_unknown_arguments(unknown)
         ledger = select_ledger(self.observers, self.settings.progress, self.names)
@@ -245,10 +245,10 @@ class Pipeline(Generic[Takes, Gives]):
             check_first_stage(self.stages, model, self.settings)
             front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
             record = run.call("capture", partial(front, profiles=profiles))
-        made = self._run(run, record)
+        made = self._run_stages(run, record)
         return attrs.evolve(made, took=tuple(ledger.entries[before:])) if isinstance(made, Compiled) else made
 
-    def _run(self, run: Run, record: object) -> Any:
+    def _run_stages(self, run: Run, record: object) -> Any:
         steps = [pass_earlier_stages(step, self.stages[:i]) for i, step in enumerate(self.stages)]
         with without_autocast():
             return reduce(lambda given, step: run.call(step.name, lambda: run_stage(step, given), given), steps, record)
@@ -269,23 +269,23 @@ class Pipeline(Generic[Takes, Gives]):
         return "|".join(self.names)
 
     @property
-    def takes(self) -> Any:
+    def takes(self) -> RecordType:
         """Return the record type of the first stage's input; without stages, `Any`."""
         return self.stages[0].takes if self.stages else object
 
     @property
-    def gives(self) -> Any:
+    def gives(self) -> RecordType:
         """Return the record type of the last stage's output; without stages, the type of the input."""
         return self.stages[-1].gives if self.stages else object
 
     def __or__(self, other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
-        """Return this pipeline followed by another, with the first settings that are set and the observers of both."""
-        after = _to_pipeline(other)
+        """Return this pipeline followed by another, with its settings or else the other's, and all observers."""
+        after = _as_pipeline(other)
         settings = self._settings if self._settings is not None else after._settings
         return Pipeline(self.stages + after.stages, settings, self.observers + after.observers)
 
     def __ror__(self, other: Callable[[Other], Takes]) -> "Pipeline[Other, Gives]":
-        return _to_pipeline(other) | self
+        return _as_pipeline(other) | self
 
     @overload
     def replace(self, name: Literal["decompose", "improve"], stage: Callable[[Program], Program]) -> Self: ...
@@ -306,7 +306,7 @@ class Pipeline(Generic[Takes, Gives]):
 
         A pipeline as the new stage runs as one stage, with its own observers.
         """
-        at, made = self._index(name), as_stage(stage)
+        at, made = self._stage_index(name), as_stage(stage)
         if made.name != name:
             made = Named(made.stage if isinstance(made, Named) else made, name)
         return self._with_stages((*self.stages[:at], made, *self.stages[at + 1 :]))
@@ -318,9 +318,10 @@ class Pipeline(Generic[Takes, Gives]):
     def insert(self, stage: Any, *, before: str | None = None, after: str | None = None) -> Any:
         """Return the pipeline with a stage, or a pipeline's stages and observers, inserted at a named stage."""
         if (before is None) == (after is None):
-            raise TypeError("insert needs the name of a stage, either as before= or as after=")
-        at = self._index(before) if before is not None else self._index(after or "") + 1
-        new = _to_pipeline(stage)
+            given = "both" if before else "neither"
+            raise TypeError(f"insert needs the name of a stage, either as before= or as after=, got {given}")
+        at = self._stage_index(before) if before is not None else self._stage_index(after or "") + 1
+        new = _as_pipeline(stage)
         stages = (*self.stages[:at], *new.stages, *self.stages[at:])
         return Pipeline(stages, self._settings, self.observers + new.observers)
 
@@ -330,7 +331,7 @@ class Pipeline(Generic[Takes, Gives]):
     def without(self, name: str) -> "Pipeline[Any, Any]": ...
     def without(self, name: str) -> Any:
         """Return the pipeline without the stage of this name."""
-        at = self._index(name)
+        at = self._stage_index(name)
         return self._with_stages(self.stages[:at] + self.stages[at + 1 :])
 
     @overload
@@ -349,7 +350,7 @@ class Pipeline(Generic[Takes, Gives]):
     def until(self, name: str) -> "Pipeline[Takes, Any]": ...
     def until(self, name: str) -> Any:
         """Return the pipeline up to and including the stage of this name; a call returns that stage's result."""
-        return self._with_stages(self.stages[: self._index(name) + 1])
+        return self._with_stages(self.stages[: self._stage_index(name) + 1])
 
     def observed_by(self, *observers: Observer) -> Self:
         """Return the pipeline with these observers added after the existing observers."""
@@ -358,12 +359,12 @@ class Pipeline(Generic[Takes, Gives]):
     def _with_stages(self, stages: tuple[AnyStage, ...]) -> "Pipeline[Any, Any]":
         return Pipeline(stages, self._settings, self.observers)
 
-    def _index(self, name: str) -> int:
+    def _stage_index(self, name: str) -> int:
         return stage_index(name, self.names)
 
     def __getitem__(self, name: str) -> AnyStage:
         """Return the stage of this name; raise a `KeyError` that lists the names."""
-        return self.stages[self._index(name)]
+        return self.stages[self._stage_index(name)]
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
@@ -385,5 +386,5 @@ class Pipeline(Generic[Takes, Gives]):
         return "\n".join([f"Pipeline({', '.join(facts)})", *(f"  {describe_stage(step)}" for step in self.stages)])
 
 
-def _to_pipeline(part: StageLike) -> Pipeline[Any, Any]:
+def _as_pipeline(part: StageLike) -> Pipeline[Any, Any]:
     return part if isinstance(part, Pipeline) else Pipeline((as_stage(part),))

@@ -20,8 +20,7 @@ class StageProgress(Ledger):
     Bars are shown only on a terminal, unless ``show`` is set. The entries are those of a `Ledger`, including failed
     stages.
 
-    transient: remove the bars at the end.
-    interval: the seconds between two reads of memory.
+    transient: remove the bars at the end. interval: the seconds between two reads of memory.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ def process_memory(pid: int | None = None) -> ResidentMemory:
     return ResidentMemory((total - shared) * _PAGE, shared * _PAGE)
 
 
-def descendants(pid: int | None = None) -> Iterator[int]:
+def descendant_pids(pid: int | None = None) -> Iterator[int]:
     """Yield the descendants of a process (None: this process)."""
     threads = f"/proc/{pid or 'self'}/task"
     try:
@@ -52,7 +52,7 @@ def descendants(pid: int | None = None) -> Iterator[int]:
             continue
         for child in begun:
             yield child
-            yield from descendants(child)
+            yield from descendant_pids(child)
 
 
 def _read_numbers(path: str) -> list[int]:
@@ -66,7 +66,7 @@ def _read_numbers(path: str) -> list[int]:
 
 def process_tree_memory(pid: int | None = None) -> ResidentMemory:
     """Return the resident memory of a process and its descendants; shared file pages count once for each process."""
-    return sum(map(process_memory, descendants(pid)), process_memory(pid))
+    return sum(map(process_memory, descendant_pids(pid)), process_memory(pid))
 
 
 class SamplingThread:
@@ -99,7 +99,7 @@ class SamplingThread:
                     self._running = False
                     return
                 for sampler in self._samplers:
-                    sampler.sample()
+                    sampler.read_memory()
 
 
 class Sampler:
@@ -112,16 +112,16 @@ class Sampler:
         self.total = self.anonymous = 0
         self._reader = reader or SamplingThread(interval)
 
-    def sample(self) -> None:
+    def read_memory(self) -> None:
         self.last = process_tree_memory(self.pid)
         self.total, self.anonymous = max(self.total, self.last.total), max(self.anonymous, self.last.anonymous)
 
     def __enter__(self) -> Self:
-        self.sample()
+        self.read_memory()
         self.first = self.last
         self._reader.add(self)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._reader.drop(self)
-        self.sample()
+        self.read_memory()

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, Union, get_args, get_origi
 
 Takes = TypeVar("Takes", contravariant=True)
 Gives = TypeVar("Gives", covariant=True)
+RecordType: TypeAlias = Any
 
 
 class Stage(Protocol[Takes, Gives]):
@@ -22,11 +23,11 @@ class Stage(Protocol[Takes, Gives]):
         """Return the name by which a pipeline finds the stage."""
 
     @property
-    def takes(self) -> Any:
+    def takes(self) -> RecordType:
         """Return the record type of the stage's input."""
 
     @property
-    def gives(self) -> Any:
+    def gives(self) -> RecordType:
         """Return the record type of the stage's output."""
 
     def __call__(self, record: Takes, /) -> Gives:
@@ -60,7 +61,7 @@ def record_types(function: Callable[..., object], name: str) -> tuple[object, ob
 
 def check_signature(function: Callable[..., object], name: str) -> None:
     if not callable(function):
-        raise TypeError(f"{function!r} is not a stage: expected a function from one record to another, such as Program")
+        raise TypeError(f"{function!r} is not a stage: expected a function from one record, say Program, to another")
     signature = inspect.signature(function)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = list(signature.parameters.values())
@@ -76,14 +77,14 @@ def check_signature(function: Callable[..., object], name: str) -> None:
         raise TypeError(f"stage {name!r} does not declare {' or '.join(missing)}: annotate both with record types")
 
 
-def accepts(takes: object, gives: object) -> bool:
-    """Return whether every record annotated as `gives` may be passed to a parameter annotated as `takes`."""
+def accepts_type(wanted_type: object, given_type: object) -> bool:
+    """Return whether every record of type `given_type` may be passed to a parameter of type `wanted_type`."""
 
     def fits(one: object, other: object) -> bool:
         given, taken = _checkable_class(one), _checkable_class(other)
         return given is None or taken is None or issubclass(given, taken)
 
-    return all(any(fits(one, other) for other in _union_members(takes)) for one in _union_members(gives))
+    return all(any(fits(one, other) for other in _union_members(wanted_type)) for one in _union_members(given_type))
 
 
 def is_instance(record: object, annotation: object) -> bool:

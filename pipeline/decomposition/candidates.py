@@ -1,5 +1,6 @@
-"""List the functions that can decompose a call (registered ones, torch's, composites), and check their results.
-Find those that lead to a user's operator. Results must agree with the operator's in number, dtype, rank and sizes."""
+"""Find the functions that can decompose a call: registered decompositions, torch's, and torch's composite operators.
+
+Also find those that lead to a user's operator, and compare a decomposition's results with the operator's."""
 
 from __future__ import annotations
 
@@ -36,12 +37,12 @@ class Decompositions:
         return None if target in self.disabled else self.registered.get(equivalent_operator(target))
 
     def torch_decomposition(self, target: object) -> Function | None:
-        """Return torch's decomposition of an operator if we enabled it, or the operator if composite; else None."""
+        """Return torch's decomposition of an operator if this package uses it, or a composite itself; else None."""
         if not isinstance(target, torch._ops.OpOverload) or target in self.disabled:
             return None
-        return decomposition_table[target] if target in torch_enabled_decompositions else _composite(target)
+        return decomposition_table[target] if target in torch_enabled_decompositions else _operator_if_composite(target)
 
-    def decompositions_of(self, target: object) -> Iterator[Function]:
+    def all_decompositions(self, target: object) -> Iterator[Function]:
         """Yield all decompositions of an operator outside core ATen, to search them for a user's operator."""
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
             whole = target in torch_whole_decompositions and target not in self.disabled
@@ -49,7 +50,7 @@ class Decompositions:
             yield from filter(None, (self.registered_for(target), *torchs))
 
 
-def _composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:
+def _operator_if_composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:
     """Return the operator itself if it is a composite, which torch's dispatcher decomposes; else None."""
     name = target.name()
     kernel, key = torch._C._dispatch_has_kernel, "CompositeImplicitAutograd"
@@ -70,10 +71,10 @@ class CallSearch:
     is_wanted: Callable[[Call], bool]
     known: dict[Argument, bool] = field(factory=dict)
 
-    def find_decomposition(self, call: Call, constant: Mapping[Node, bool]) -> Function | None:
+    def find_decomposition(self, call: Call, is_constant_node: Mapping[Node, bool]) -> Function | None:
         """Return the first decomposition of a call that leads to a wanted call; None if no decomposition does."""
-        given = tuple(constant[node] for node in argument_nodes(call.args, call.kwargs))
-        for function in self.choices.decompositions_of(call.target):
+        given = tuple(is_constant_node[node] for node in argument_nodes(call.args, call.kwargs))
+        for function in self.choices.all_decompositions(call.target):
             try:
                 template = self.templates.find(function, call.target, call.args, call.kwargs, call.value)
             except Exception:
@@ -88,10 +89,10 @@ class CallSearch:
         key = (template.key, constant)
         if key not in self.known:
             self.known[key] = False  # during its own search: a recursive operator adds nothing new
-            self.known[key] = self.find_first(template.graph, iter(constant)) is not None
+            self.known[key] = self.find_wanted(template.graph, iter(constant)) is not None
         return self.known[key]
 
-    def find_first(self, graph: torch.fx.Graph, constant_inputs: Iterator[bool] | None = None) -> Node | None:
+    def find_wanted(self, graph: torch.fx.Graph, constant_inputs: Iterator[bool] | None = None) -> Node | None:
         """Return the first call in a graph that is wanted or decomposes to a wanted call; None if there is no such
         call. ``constant_inputs``: whether each placeholder is constant, for a graph other than the program's."""
         constant: dict[Node, bool] = {}
@@ -106,7 +107,7 @@ class CallSearch:
         return None
 
 
-def check_results(result: Argument, expected: Argument) -> None:
+def check_decomposition_results(result: Argument, expected: Argument) -> None:
     """Raise `RuntimeError` if a decomposition's results differ from the operator's in number, dtype, rank or size."""
     several = isinstance(expected, tuple | list)
     given, wanted = (result if isinstance(result, tuple | list) else [result]), (expected if several else [expected])
@@ -115,11 +116,11 @@ def check_results(result: Argument, expected: Argument) -> None:
     for a, b in zip(given, wanted, strict=True):
         value = a.meta.get("val") if isinstance(a, torch.fx.Node) else a
         unused = value is None and several
-        if isinstance(b, torch.Tensor) and not unused and not _has_same_type(value, b):
+        if isinstance(b, torch.Tensor) and not unused and not _has_same_type_as(value, b):
             raise RuntimeError(f"the decomposition returned {_as_text(value)}; the operator returns {_as_text(b)}")
 
 
-def _has_same_type(value: object, expected: torch.Tensor) -> bool:
+def _has_same_type_as(value: object, expected: torch.Tensor) -> bool:
     if not isinstance(value, torch.Tensor) or value.dtype != expected.dtype or value.dim() != expected.dim():
         return False
     sizes = zip(shape_of(value), shape_of(expected), strict=True)

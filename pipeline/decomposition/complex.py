@@ -22,20 +22,20 @@ from torch.utils._pytree import tree_map
 from pipeline.aten.types import Argument, Target, aten
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.decomposition.complex_functions import Pair
-from pipeline.decomposition.complex_rules import all_values
+from pipeline.decomposition.complex_rules import leaf_values
 from pipeline.decomposition.templates import Call
 
 _BORDER = (aten.complex.default, aten.resolve_conj.default, aten.view_as_real.default)
 
 
-def converts_complex(target: object) -> bool:
+def joins_or_splits_complex(target: object) -> bool:
     """Return whether an operator splits complex tensors into real parts, or joins parts (``complex``)."""
     return target in _BORDER
 
 
-def has_complex(*values: object) -> bool:
+def contains_complex(*values: object) -> bool:
     """Return whether any of these values, nodes, or sequences of them is a complex tensor or number."""
-    found = all_values(values)
+    found = leaf_values(values)
     return any(v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in found)
 
 
@@ -46,15 +46,15 @@ class ComplexValues:
         self.graph, self.mode, self.emit = graph, mode, emit
         self.parts: dict[torch.fx.Node, Pair] = {}
 
-    def split_arguments(self, values: object, meta: Mapping[str, object]) -> Argument:
+    def split_arguments(self, arguments: object, meta: Mapping[str, object]) -> Argument:
         """Return arguments with each complex node or number replaced by its `Pair` of real parts."""
 
         def one(value: object) -> Argument:
             if isinstance(value, complex):
                 return Pair(value.real, value.imag)
-            return self.pair_of(value, meta) if isinstance(value, torch.fx.Node) and has_complex(value) else value
+            return self.pair_of(value, meta) if isinstance(value, torch.fx.Node) and contains_complex(value) else value
 
-        return tree_map(one, values)
+        return tree_map(one, arguments)
 
     def pair_of(self, value: torch.fx.Node, meta: Mapping[str, object]) -> Pair:
         """Return the pair of a complex node: the parts that it joins, or new nodes that split the complex value."""

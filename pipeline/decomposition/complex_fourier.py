@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 
 from pipeline.aten.types import Argument, Target
-from pipeline.decomposition.complex_functions import Pair, bilinear, multiply
+from pipeline.decomposition.complex_functions import Pair, bilinear_rule, multiply
 from pipeline.shapes.environment import expression, upper_bound
 
 MAX_LENGTH = 256
@@ -27,7 +27,7 @@ MAX_DYNAMIC = 1024
 Size: TypeAlias = Argument
 """An int, or a ``torch.SymInt`` for a dynamic size."""
 
-complex_matmul = bilinear(torch.matmul)
+complex_matmul = bilinear_rule(torch.matmul)
 
 
 def complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Argument:
@@ -61,7 +61,7 @@ def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_si
     for d in dim[:-1]:
         z = _transform_along(z, d, forward=False)
     if is_dynamic_length(last_dim_size):
-        whole = _inverse_from_half(z, dim[-1], last_dim_size)
+        whole = _real_inverse_of_half_spectrum(z, dim[-1], last_dim_size)
     else:
         whole = _transform_along(_complete_spectrum(z, dim[-1], last_dim_size), dim[-1], forward=False)
     return _normalize(whole, normalization, sizes).real
@@ -111,43 +111,43 @@ def _map_parts(z: Argument, function: Target) -> Argument:
     return Pair(*map(function, z)) if isinstance(z, Pair) else function(z)
 
 
-def _root_matrix(size: Size, rows: Size, columns: Size, sign: int, like: torch.Tensor) -> Pair:
-    """Return the matrix whose element (row, column) is the ``size``-th root of unity to the power row * column."""
-    powers = torch.outer(*(torch.arange(n, device=like.device) for n in (rows, columns))).remainder(size)
-    if is_dynamic_length(size):
-        cos, sin = _roots_of_unity(size, like)
+def _root_matrix(order: Size, rows: Size, columns: Size, sign: int, like: torch.Tensor) -> Pair:
+    """Return the matrix whose element (row, column) is the ``order``-th root of unity to the power row * column."""
+    powers = torch.outer(*(torch.arange(n, device=like.device) for n in (rows, columns))).remainder(order)
+    if is_dynamic_length(order):
+        cos, sin = _roots_of_unity(order, like)
         return Pair(cos[powers], sign * sin[powers])
-    turns = powers.double() * (2 * math.pi / size)
+    turns = powers.double() * (2 * math.pi / order)
     return Pair(turns.cos().to(like.dtype), (sign * turns.sin()).to(like.dtype))
 
 
-def _roots_of_unity(size: Size, like: torch.Tensor) -> Pair:
-    """Return all powers of the ``size``-th root of unity. Each angle is reduced to at most an eighth of a turn plus a
+def _roots_of_unity(order: Size, like: torch.Tensor) -> Pair:
+    """Return all powers of the ``order``-th root of unity. Each angle is reduced to at most an eighth of a turn plus a
     number of quarters, since float32 is too coarse for angles near a full turn."""
-    powers = torch.arange(size, device=like.device) * 4
-    quarters = (powers + size // 2) // size
-    angles = (powers - quarters * size).float() / size * (math.pi / 2)
+    powers = torch.arange(order, device=like.device) * 4
+    quarters = (powers + order // 2) // order
+    angles = (powers - quarters * order).float() / order * (math.pi / 2)
     cos, sin, is_odd = angles.cos(), angles.sin(), quarters % 2 == 1
     cos, sin = torch.where(is_odd, sin, cos), torch.where(is_odd, cos, sin)
     cos, sin = torch.where((quarters + 1) % 4 >= 2, -cos, cos), torch.where(quarters % 4 >= 2, -sin, sin)
     return Pair(cos.to(like.dtype), sin.to(like.dtype))
 
 
-def _complete_spectrum(z: Pair, dim: int, size: int) -> Pair:
-    """Return the complete spectrum of a real signal from its first half, ``z``."""
-    half = size // 2 + 1
-    first = Pair(*(p.narrow(dim, 0, half) for p in z))
-    rest = Pair(*(p.narrow(dim, 1, size - half).flip(dim) for p in z))
+def _complete_spectrum(half_spectrum: Pair, dim: int, size: int) -> Pair:
+    """Return the complete spectrum of a real signal from the first half of the spectrum."""
+    count = size // 2 + 1
+    first = Pair(*(p.narrow(dim, 0, count) for p in half_spectrum))
+    rest = Pair(*(p.narrow(dim, 1, size - count).flip(dim) for p in half_spectrum))
     return Pair(torch.cat([first.real, rest.real], dim), torch.cat([first.imag, -rest.imag], dim))
 
 
-def _inverse_from_half(z: Pair, dim: int, size: Size) -> Pair:
+def _real_inverse_of_half_spectrum(z: Pair, dim: int, length: Size) -> Pair:
     """Return the real inverse transform of half of a spectrum. Terms with a mirror image count twice."""
     z = Pair(*(p.movedim(dim, -1) for p in z))
     half = z.real.shape[-1]
     places = torch.arange(half, device=z.real.device)
-    weights = torch.where((places == 0) | (places * 2 == size), 1.0, 2.0).to(z.real.dtype)
-    cos, sin = _root_matrix(size, half, size, 1, z.real)
+    weights = torch.where((places == 0) | (places * 2 == length), 1.0, 2.0).to(z.real.dtype)
+    cos, sin = _root_matrix(length, half, length, 1, z.real)
     real = (z.real * weights) @ cos - (z.imag * weights) @ sin
     return Pair(real.movedim(-1, dim), 0.0)
 

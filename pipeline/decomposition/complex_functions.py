@@ -20,7 +20,7 @@ class Pair(NamedTuple):
     imag: Argument
 
 
-def bilinear(product: Rule) -> Rule:
+def bilinear_rule(product: Rule) -> Rule:
     """Return the rule of a bilinear operator on pairs: four products of real tensors, or two if an operand is real."""
 
     def rule(a: Argument, b: Argument) -> Pair:
@@ -34,7 +34,7 @@ def bilinear(product: Rule) -> Rule:
     return rule
 
 
-multiply = bilinear(torch.mul)
+multiply = bilinear_rule(torch.mul)
 
 
 Function: TypeAlias = Callable[[Pair], Pair]

@@ -2,7 +2,7 @@
 
 A rule receives the operator's arguments with a ``Pair`` for each complex tensor or number, and returns a ``Pair`` for
 each complex result. Rules are written in torch, and traced like decompositions. Parts of a result may need
-broadcasting, and may have another dtype than the result: `cast_rule_results` handles both.
+broadcasting, and may have another dtype than the result: `rule_with_cast_results` handles both.
 
 A real factor multiplies both parts, while eager multiplies by a complex number with imaginary part 0. The results
 differ if a part is infinite (in eager, 0 times inf is NaN).
@@ -18,19 +18,19 @@ from torch.utils._pytree import tree_map
 
 from pipeline.aten.types import Argument, aten
 from pipeline.decomposition.complex_fourier import complex_to_complex, complex_to_real, real_to_complex
-from pipeline.decomposition.complex_functions import FUNCTIONS, Pair, Rule, angle, bilinear, magnitude, multiply
+from pipeline.decomposition.complex_functions import FUNCTIONS, Pair, Rule, angle, bilinear_rule, magnitude, multiply
 from pipeline.shapes.environment import shape_of
 
 
-def all_values(value: object) -> Iterator[object]:
-    """Yield each value, or a node's fake value, also for the elements of sequences."""
+def leaf_values(value: object) -> Iterator[object]:
+    """Yield the values inside of sequences and mappings; for a node, its fake value."""
     if isinstance(value, (tuple, list)):
         for item in value:
-            yield from all_values(item)
+            yield from leaf_values(item)
     elif isinstance(value, Mapping):
-        yield from all_values(tuple(value.values()))
+        yield from leaf_values(tuple(value.values()))
     elif isinstance(value, torch.fx.Node):
-        yield from all_values(value.meta.get("val"))
+        yield from leaf_values(value.meta.get("val"))
     else:
         yield value
 
@@ -53,10 +53,10 @@ def _as_pairs(value: object) -> Argument:
     return value if value is None else _as_pair(value)
 
 
-def cast_rule_results(rule: Rule, expected: object) -> Rule:
+def rule_with_cast_results(rule: Rule, expected: object) -> Rule:
     """Wrap a rule: broadcast the parts of its results to one shape, and cast them to the expected dtype. If a real
     result is expected, the imaginary part is dropped. Pairs become plain tuples, which fx does not change."""
-    dtype = next((v.dtype for v in all_values(expected) if isinstance(v, torch.Tensor)), torch.float32)
+    dtype = next((v.dtype for v in leaf_values(expected) if isinstance(v, torch.Tensor)), torch.float32)
 
     def settle(result: object) -> object:
         if not isinstance(result, Pair):
@@ -75,11 +75,11 @@ def cast_rule_results(rule: Rule, expected: object) -> Rule:
     return settling
 
 
-def apply_to_parts(operator: Rule, *numbers: int) -> Rule:
+def rule_for_each_part(operator: Rule, *complex_arguments: int) -> Rule:
     """Return a rule that applies an operator, which is linear or only moves elements, to real and imaginary parts
     separately.
 
-    numbers: the indices of arguments that may be real or complex (default: the first).
+    complex_arguments: the indices of arguments that may be real or complex (default: the first).
     """
 
     def part(index: int, args: Argument, kwargs: Argument) -> Argument:
@@ -92,7 +92,7 @@ def apply_to_parts(operator: Rule, *numbers: int) -> Rule:
         return operator(*args, **kwargs)
 
     def rule(*args: object, **kwargs: object) -> Argument:
-        args = tuple(_as_pairs(a) if i in (numbers or (0,)) else a for i, a in enumerate(args))
+        args = tuple(_as_pairs(a) if i in (complex_arguments or (0,)) else a for i, a in enumerate(args))
         real, imag = part(0, args, kwargs), part(1, args, kwargs)
         if isinstance(real, (list, tuple)):
             return [Pair(r, i) for r, i in zip(real, imag, strict=True)]
@@ -177,11 +177,11 @@ def to_copy(
     return _as_pair(value) if dtype is None or dtype.is_complex else value.real.to(dtype)
 
 
-def fill_rule(operator: Rule) -> Rule:
+def rule_of_fill(operator: Rule) -> Rule:
     """Return the rule of an operator that fills a tensor with one number, which may be real."""
 
     def rule(shape: Any, value: Argument, **kwargs: Argument) -> Argument:
-        return apply_to_parts(operator, 1)(shape.real if _is_pair(shape) else shape, value, **kwargs)
+        return rule_for_each_part(operator, 1)(shape.real if _is_pair(shape) else shape, value, **kwargs)
 
     return rule
 
@@ -191,7 +191,7 @@ def complex_zeros(size: Argument, *, device: torch.device | None = None, **optio
     return Pair(torch.zeros(size, device=device), torch.zeros(size, device=device))
 
 
-def product_sum_rule(product: Rule) -> Rule:
+def rule_like_addmm(product: Rule) -> Rule:
     """Return the rule of an operator such as ``addmm``, beta * c + alpha * (a b), given the rule of the product a b."""
 
     def rule(c: Argument, a: Argument, b: Argument, *, beta: Argument = 1, alpha: Argument = 1) -> Argument:
@@ -202,7 +202,7 @@ def product_sum_rule(product: Rule) -> Rule:
 
 def convolution(x: Argument, weight: Argument, bias: Argument, *options: object) -> Argument:
     """Return a complex convolution, computed by real ones, since it is linear in input and weight."""
-    result = bilinear(lambda a, b: aten.convolution.default(a, b, None, *options))(x, weight)
+    result = bilinear_rule(lambda a, b: aten.convolution.default(a, b, None, *options))(x, weight)
     if bias is None:
         return result
     dims = result.real.dim() - 2
@@ -215,7 +215,7 @@ def variance(z: Pair, *args: object, **kwargs: object) -> torch.Tensor:
     return real + imag  # type: ignore[no-any-return]
 
 
-def either_part_rule(operator: Rule) -> Rule:
+def rule_of_predicate(operator: Rule) -> Rule:
     """Return the rule of a predicate, such as ``isnan``, that holds if it holds for either of the two parts."""
 
     def rule(z: Pair, *args: object, **kwargs: object) -> Argument:
@@ -262,31 +262,31 @@ RULES: Final[Mapping[object, Rule]] = {
     aten.pow.Tensor_Scalar: power,
     aten.exp.default: lambda z: from_polar(torch.exp(z.real), z.imag),
     **{_aten_operator(name): function for name, function in FUNCTIONS.items()},
-    **{op: bilinear(op) for op in (aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default)},
-    aten.dot.default: bilinear(aten.dot.default),
-    aten.addmm.default: product_sum_rule(bilinear(aten.mm.default)),
-    aten.baddbmm.default: product_sum_rule(bilinear(aten.bmm.default)),
+    **{op: bilinear_rule(op) for op in (aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default)},
+    aten.dot.default: bilinear_rule(aten.dot.default),
+    aten.addmm.default: rule_like_addmm(bilinear_rule(aten.mm.default)),
+    aten.baddbmm.default: rule_like_addmm(bilinear_rule(aten.bmm.default)),
     aten.convolution.default: convolution,
     aten.var.correction: variance,
-    **{op: either_part_rule(op) for op in (aten.isnan.default, aten.isinf.default, aten.any.default, aten.any.dim)},
+    **{op: rule_of_predicate(op) for op in (aten.isnan.default, aten.isinf.default, aten.any.default, aten.any.dim)},
     aten._fft_c2c.default: complex_to_complex,
     aten._fft_r2c.default: real_to_complex,
     aten._fft_c2r.default: complex_to_real,
-    aten.vdot.default: lambda a, b: bilinear(aten.dot.default)(conjugate(a), b),
+    aten.vdot.default: lambda a, b: bilinear_rule(aten.dot.default)(conjugate(a), b),
     **dict.fromkeys((aten.eq.Tensor, aten.eq.Scalar), equal),
     **dict.fromkeys((aten.ne.Tensor, aten.ne.Scalar), lambda a, b: equal(a, b).logical_not()),
-    aten.where.self: apply_to_parts(aten.where.self, 1, 2),
-    aten.index_put.default: apply_to_parts(aten.index_put.default, 0, 2),
-    aten.copy.default: apply_to_parts(aten.copy.default, 0, 1),
-    aten.constant_pad_nd.default: apply_to_parts(aten.constant_pad_nd.default, 0, 2),
+    aten.where.self: rule_for_each_part(aten.where.self, 1, 2),
+    aten.index_put.default: rule_for_each_part(aten.index_put.default, 0, 2),
+    aten.copy.default: rule_for_each_part(aten.copy.default, 0, 1),
+    aten.constant_pad_nd.default: rule_for_each_part(aten.constant_pad_nd.default, 0, 2),
     aten.empty.memory_format: complex_zeros,
-    aten.scatter.src: apply_to_parts(aten.scatter.src, 0, 3),
-    aten.slice_scatter.default: apply_to_parts(aten.slice_scatter.default, 0, 1),
-    aten.select_scatter.default: apply_to_parts(aten.select_scatter.default, 0, 1),
-    **{op: apply_to_parts(op) for op in (aten.cat.default, aten.stack.default)},
-    **{op: fill_rule(op) for op in (aten.full.default, aten.full_like.default)},
+    aten.scatter.src: rule_for_each_part(aten.scatter.src, 0, 3),
+    aten.slice_scatter.default: rule_for_each_part(aten.slice_scatter.default, 0, 1),
+    aten.select_scatter.default: rule_for_each_part(aten.select_scatter.default, 0, 1),
+    **{op: rule_for_each_part(op) for op in (aten.cat.default, aten.stack.default)},
+    **{op: rule_of_fill(op) for op in (aten.full.default, aten.full_like.default)},
     aten._to_copy.default: to_copy,
-    **{op: apply_to_parts(op) for op in map(_aten_operator, f"{_MOVING_OPERATORS} {_SUMMING_OPERATORS}".split())},
-    **{op: apply_to_parts(aten.reshape.default) for op in map(_aten_operator, _RESHAPING_OPERATORS.split())},
+    **{op: rule_for_each_part(op) for op in map(_aten_operator, f"{_MOVING_OPERATORS} {_SUMMING_OPERATORS}".split())},
+    **{op: rule_for_each_part(aten.reshape.default) for op in map(_aten_operator, _RESHAPING_OPERATORS.split())},
 }
 """For each ATen operator, the rule that computes it on pairs of real tensors."""

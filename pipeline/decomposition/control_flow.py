@@ -38,26 +38,26 @@ def expansion_obstacle(node: Node) -> str:
 
 
 def _all_obstacles(node: Node) -> Iterator[str]:
-    if _flow_name(node) in _OBSTACLE_CHECKS:
-        yield _OBSTACLE_CHECKS[_flow_name(node)](node)
+    if _control_flow_name(node) in _OBSTACLE_CHECKS:
+        yield _OBSTACLE_CHECKS[_control_flow_name(node)](node)
         yield from (_inline_obstacle(inner, graph) for graph in branch_graphs(node) for inner in graph.graph.nodes)
-    for inner in _inner_flow(node):
-        expanded = _flow_name(inner) in _EXPAND
+    for inner in _inner_control_flow(node):
+        expanded = _control_flow_name(inner) in _EXPAND
         found = expansion_obstacle(inner) if expanded else f"{qualified_name(inner.target)} cannot be expanded"
         yield found and f"{found}, of {inner.name} in the inner graph"
 
 
-def _flow_name(node: Node) -> str:
+def _control_flow_name(node: Node) -> str:
     """Return the name of a control-flow operator; empty for any other node."""
     return str(node.target.name()) if isinstance(node.target, torch._ops.HigherOrderOperator) else ""
 
 
-def _inner_flow(node: Node) -> Iterator[Node]:
+def _inner_control_flow(node: Node) -> Iterator[Node]:
     """Yield the control-flow operators in the subgraphs of a control-flow node."""
-    return (inner for graph in branch_graphs(node) for inner in graph.graph.nodes if _flow_name(inner))
+    return (inner for graph in branch_graphs(node) for inner in graph.graph.nodes if _control_flow_name(inner))
 
 
-def _condition_obstacle(node: Node) -> str:
+def _cond_obstacle(node: Node) -> str:
     predicate = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else node.args[0]
     if not isinstance(predicate, torch.Tensor):
         return "a size decides which branch runs, and a branch may be valid for its sizes only"
@@ -76,15 +76,15 @@ def _condition_obstacle(node: Node) -> str:
 
 
 def _branch_only_reason(node: Node) -> str:
-    """Return why an operator must not run unless its branch of a ``cond`` is taken; empty if it may always run."""
-    if node.op != "call_function" or _flow_name(node):
+    """Return why an operator may run only if its branch of a ``cond`` is taken; empty if it may always run."""
+    if node.op != "call_function" or _control_flow_name(node):
         return ""
     why, name = conditional_reason(node.target, node.args, node.meta.get("val")), qualified_name(node.target)
     return f"{name} in a branch {why}: it must not run unless that branch is taken" * bool(why)
 
 
 def _scan_obstacle(node: Node) -> str:
-    steps, body = _step_count(node), branch_graphs(node)
+    steps, body = _scan_step_count(node), branch_graphs(node)
     if not isinstance(steps, int):
         return "the number of loop steps is a dynamic size"
     operators: int = steps * sum(each.op == "call_function" for graph in body for each in graph.graph.nodes)
@@ -99,22 +99,22 @@ def _inline_obstacle(node: Node, module: torch.fx.GraphModule) -> str:
     return f"{node.name} is a tensor that the inner graph creates from numbers" * literal
 
 
-def _step_count(node: Node) -> object:
+def _scan_step_count(node: Node) -> object:
     _, _, given, *_ = node.args
     return given[0].meta["val"].shape[0]  # type: ignore[index, union-attr]
 
 
-_OBSTACLE_CHECKS: Final = {"cond": _condition_obstacle, "scan": _scan_obstacle}
+_OBSTACLE_CHECKS: Final = {"cond": _cond_obstacle, "scan": _scan_obstacle}
 
 
 def _is_valid_for_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tensor]) -> bool:
     """Return whether a traced graph returns the expected dynamic sizes; some `torch.vmap` rules make sizes constant."""
     given = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
-    symbols = {s for value in (*given, *expected) for size in _dims(value) for s in getattr(size, "free_symbols", ())}
+    symbols = {s for value in (*given, *expected) for size in _sizes(value) for s in getattr(size, "free_symbols", ())}
     others = {name: 720 * (7 + i) for i, name in enumerate(sorted(map(str, symbols)))}
 
     def other(value: Argument) -> Argument:
-        sizes = [evaluate_size(size, others) for size in _dims(value)]
+        sizes = [evaluate_size(size, others) for size in _sizes(value)]
         if isinstance(value, torch.Tensor):
             return torch.empty(sizes, dtype=value.dtype, device=value.device)
         return sizes[0] if sizes else value
@@ -127,7 +127,7 @@ def _is_valid_for_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tens
         return [value.shape for value in found] == [other(value).shape for value in expected]
 
 
-def _dims(value: Argument) -> Shape:
+def _sizes(value: Argument) -> Shape:
     if isinstance(value, torch.Tensor):
         return shape_of(value)
     return (expression(value),) if isinstance(value, torch.SymInt) else ()
@@ -139,44 +139,44 @@ class _UnsupportedMap(Exception):  # noqa: N818 - not an error
 
 class ControlFlow:
     """Expands control-flow nodes into operators of the program's graph. ``emit`` appends a call and returns its value;
-    nodes for which ``is_kept`` is true stay unchanged, in PyTorch."""
+    nodes for which ``is_kept_undecomposed`` is true stay unchanged, in PyTorch."""
 
     def __init__(
         self,
         graph: torch.fx.Graph,
         templates: Templates,
         emit: Callable[[Call], Argument],
-        is_kept: Callable[[Node], bool],
+        is_kept_undecomposed: Callable[[Node], bool],
     ) -> None:
-        self.graph, self.templates, self.emit, self.is_kept = graph, templates, emit, is_kept
+        self.graph, self.templates, self.emit, self.is_kept_undecomposed = graph, templates, emit, is_kept_undecomposed
         self.maps = 0
 
     def expand(self, node: Node, args: Argument) -> Argument | None:
         """Return the results of a control-flow node, expanded into operators; None if the node stays in PyTorch."""
-        if _flow_name(node) not in _EXPAND:
+        if _control_flow_name(node) not in _EXPAND:
             return None
-        if any(map(self.is_kept, (node, *_inner_flow(node)))) or expansion_obstacle(node):
+        if any(map(self.is_kept_undecomposed, (node, *_inner_control_flow(node)))) or expansion_obstacle(node):
             return None
         before = len(self.graph.nodes)
         try:
-            return self.expand_graphs(node, args)
+            return self.expand_subgraphs(node, args)
         except _UnsupportedMap:
             for made in reversed(list(self.graph.nodes)[before:]):
                 self.graph.erase_node(made)
             return None
 
-    def expand_graphs(self, node: Node, args: Argument) -> tuple[Argument, ...]:
+    def expand_subgraphs(self, node: Node, args: Argument) -> tuple[Argument, ...]:
         """Return the results of a control-flow node, whose subgraphs are expanded into the program's graph."""
-        return _EXPAND[_flow_name(node)](self, node, args)
+        return _EXPAND[_control_flow_name(node)](self, node, args)
 
-    def emit_graph(self, module: torch.fx.GraphModule, inputs: tuple[Argument, ...]) -> tuple[Argument, ...]:
+    def emit_subgraph(self, module: torch.fx.GraphModule, inputs: tuple[Argument, ...]) -> tuple[Argument, ...]:
         """Emit the operators of a subgraph for these inputs, and return the subgraph's results."""
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Argument:
             if node.op == "get_attr":
                 return None
-            if _flow_name(node):
-                return self.expand_graphs(node, args)
+            if _control_flow_name(node):
+                return self.expand_subgraphs(node, args)
             return self.emit(Call(node.target, args, kwargs, node.meta))
 
         return tuple(call_graph(module.graph, inputs, emit))  # type: ignore[arg-type]
@@ -189,7 +189,7 @@ class ControlFlow:
     def expand_cond(self, node: Node, args: Argument) -> tuple[Argument, ...]:
         """Emit both branches of a ``cond``, and for each result a ``where`` that selects between them."""
         predicate, _, _, operands = args
-        chosen, other = (self.emit_graph(graph, operands) for graph in branch_graphs(node))
+        chosen, other = (self.emit_subgraph(graph, operands) for graph in branch_graphs(node))
         if predicate.meta["val"].dim():
             predicate = self.emit_call(node, aten.reshape.default, predicate, [])
         return tuple(self.emit_call(node, aten.where.self, predicate, a, b) for a, b in zip(chosen, other, strict=True))
@@ -227,9 +227,9 @@ class ControlFlow:
         _, state, sequences, others = args
         [body] = branch_graphs(node)
         made = list[tuple[Argument, ...]]()
-        for step in range(_step_count(node)):  # type: ignore[call-overload]
+        for step in range(_scan_step_count(node)):  # type: ignore[call-overload]
             now = (self.emit_call(node, aten.select.int, sequence, 0, step) for sequence in sequences)
-            found = self.emit_graph(body, (*state, *now, *others))
+            found = self.emit_subgraph(body, (*state, *now, *others))
             state, results = found[: len(state)], found[len(state) :]
             made.append(results)
         return *state, *(self.emit_call(node, aten.stack.default, list(each), 0) for each in zip(*made, strict=True))

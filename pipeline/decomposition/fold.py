@@ -105,16 +105,16 @@ class _Recipes:
         return Step(self._steps[node], qualified_name(node.target), _hashable_value(args), options)
 
 
-def is_constant(node: torch.fx.Node, constant: Mapping[torch.fx.Node, bool], program: Program) -> bool:
+def is_constant(node: torch.fx.Node, is_constant_node: Mapping[torch.fx.Node, bool], program: Program) -> bool:
     """Return whether a node's value is constant, given whether each of its inputs is constant."""
     if node.op == "placeholder":
         return node.name in program.constants
-    if node.op != "call_function" or not all(constant[n] for n in node.all_input_nodes):
+    if node.op != "call_function" or not all(is_constant_node[n] for n in node.all_input_nodes):
         return False
     if node.target in NEVER_FOLDED:
         return False
     codes = op_kind(node.target) is Kind.QUANTIZES  # smaller than what they are computed from
-    return node.target is operator.getitem or (is_pure(node.target) and (codes or _is_small_enough(node)))
+    return node.target is operator.getitem or (is_pure(node.target) and (codes or _is_small_enough_to_fold(node)))
 
 
 def is_pure(target: object) -> bool:
@@ -125,7 +125,7 @@ def is_pure(target: object) -> bool:
     return torch.Tag.nondeterministic_seeded not in target.tags and name not in _NONDETERMINISTIC
 
 
-def _is_small_enough(node: torch.fx.Node) -> bool:
+def _is_small_enough_to_fold(node: torch.fx.Node) -> bool:
     made = _element_count(node.meta.get("val"))
     read = sum(_element_count(n.meta.get("val")) or 0 for n in node.all_input_nodes)
     limit = MAX_REPEATED_ELEMENTS if op_kind(node.target) is Kind.REPEATS else MAX_GROWN_ELEMENTS

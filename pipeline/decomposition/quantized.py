@@ -1,6 +1,6 @@
-"""Normalize quantized graphs: rewrite the operators in `FORMS` as plain operators and ``pipeline.aten.quantized`` ones.
+"""Normalize quantized graphs: rewrite quantization operators as plain operators and those of `pipeline.aten.quantized`.
 
-This runs before any decomposition, since quantize/dequantize pairs are recognised by their operators.
+`FORMS` lists these operators. This runs before decompositions, which would hide quantize/dequantize pairs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from torch.fx.node import map_arg
@@ -22,14 +22,16 @@ from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Node
 from pipeline.capture.fake_tensors import fake_mode
 from pipeline.decomposition.fold import is_constant
-from pipeline.decomposition.quantized_activations import pair_float8_casts
+from pipeline.decomposition.quantized_activations import replace_float8_casts_by_pairs
 from pipeline.decomposition.quantized_arithmetic import Facts
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, QUANTIZER_OF
-from pipeline.decomposition.quantized_scales import is_replaceable, schema_name
+from pipeline.decomposition.quantized_scales import can_use_form, schema_name
 from pipeline.decomposition.templates import Templates, argument_nodes
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.records.library_support import warn_untested
 
+BoundForm: TypeAlias = tuple[Argument, Argument]
+"""A function that expresses a call in plain operators, and the arguments to call it with."""
 CODE_DTYPES: Final = frozenset({torch.int8, torch.float8_e4m3fn})
 """The dtypes of quantized weights: if a graph casts such a weight to floats, it stays quantized in the program."""
 
@@ -44,34 +46,34 @@ LIBRARIES: Final = {"torchao": "torchao", "tensorrt": "nvidia-modelopt"}
 
 def normalize_quantization(program: Program) -> Program:
     """Return the program with the quantization operators in `FORMS` rewritten; the program itself if it has none."""
-    if not any(schema_name(node.target) in FORMS or _is_quantized(node) for node in program.graph.nodes):
+    if not any(schema_name(node.target) in FORMS or _is_quantized_tensor(node) for node in program.graph.nodes):
         return program
     for namespace in {schema_name(node.target).partition("::")[0] for node in program.graph.nodes} & LIBRARIES.keys():
         warn_untested(LIBRARIES[namespace])
-    return pair_float8_casts(_Normalizer(program).normalize())
+    return replace_float8_casts_by_pairs(_Normalizer(program).normalize())
 
 
-def eager_source(program: Program, uniform: Program) -> Program:
+def eager_source(program: Program, normalized: Program) -> Program:
     """Return the program that eager PyTorch runs in place of engines: the captured program, or the normalized program
     if the captured one runs only on its GPU, like ModelOpt's INT8. Unread nodes are dropped: reading a number from a
     tensor would wait for the GPU, which is impossible in a CUDA graph."""
     if any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes):
-        program = uniform
-    if any(map(_is_unused, program.graph.nodes)):
+        program = normalized
+    if any(map(_is_unread_call, program.graph.nodes)):
         graph = copy_graph(program.graph)
         for node in reversed(list(graph.nodes)):
-            if _is_unused(node):
+            if _is_unread_call(node):
                 graph.erase_node(node)
         program = program.with_graph(graph)
     return program.without_weights()
 
 
-def _is_unused(node: Node) -> bool:
+def _is_unread_call(node: Node) -> bool:
     computes = node.target is operator.getitem or (node.op == "call_function" and is_operator(node))
     return computes and not node.users and not has_randomness(node)
 
 
-def _is_quantized(node: Node) -> bool:
+def _is_quantized_tensor(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype in CODE_DTYPES
 
@@ -94,7 +96,7 @@ class _Normalizer:
 
     def rewrite_node(self, node: Node) -> Argument:
         """Return the copy of a node in the new graph, or the results of the plain operators that replace it."""
-        found = self.plain_form(node) if node.op == "call_function" else None
+        found = self.node_form(node) if node.op == "call_function" else None
         if found is not None:
             function, args = found
             values = map_arg(args, self.env.__getitem__)
@@ -119,19 +121,19 @@ class _Normalizer:
         copy.meta = dict(node.meta)
         return copy
 
-    def plain_form(self, node: Node) -> tuple[Argument, Argument] | None:
-        """Return a function that expresses a node in plain operators, and the arguments to call it with; else None."""
+    def node_form(self, node: Node) -> BoundForm | None:
+        """Return a function that expresses a node in plain operators, and its arguments; None if the node stays."""
         name = schema_name(node.target)
-        if name in FORMS and is_replaceable(node, name, FORMS):
+        if name in FORMS and can_use_form(node, name, FORMS):
             given = dict(zip(argument_names(node.target), self.bind_arguments(node), strict=True))
-            return self.fused_pair(node, name, given) or self.bind_form(FORMS[name], given)
+            return self.pair_form(node, name, given) or self.bind_form(FORMS[name], given)
         source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
-        if source is None or op_kind(node.target) is not Kind.CASTS or not _is_quantized(source):
+        if source is None or op_kind(node.target) is not Kind.CASTS or not _is_quantized_tensor(source):
             return None
         value, wanted = source.meta["val"], node.meta["val"].dtype
         is_float = wanted.is_floating_point and wanted not in CODE_DTYPES
         is_weight = self.constant[source] and value.numel() >= MIN_WEIGHT_SIZE and is_float
-        return (_set_name(partial(_cast_weight, wanted), f"{wanted}"), (source,)) if is_weight else None
+        return (_set_name(partial(_dequantize_instead_of_cast, wanted), f"{wanted}"), (source,)) if is_weight else None
 
     def bind_arguments(self, node: Node) -> list[Argument]:
         """Return a node's arguments by position; a constant tensor in `NUMERIC_ARGUMENTS` becomes an int."""
@@ -139,8 +141,8 @@ class _Normalizer:
         rows = zip(argument_names(node.target), values, strict=True)
         return [int(self.evaluate(v)) if name in NUMERIC_ARGUMENTS and self.constant.get(v) else v for name, v in rows]
 
-    def fused_pair(self, node: Node, name: str, arguments: Mapping[str, Argument]) -> tuple[Argument, Argument] | None:
-        """Return the form for a dequantizing node and the quantizing node that it reads, if scales match; or None."""
+    def pair_form(self, node: Node, name: str, arguments: Mapping[str, Argument]) -> BoundForm | None:
+        """Return the form for a dequantizing node and the quantizing node that it reads, if their scales are equal."""
         first = next(iter(arguments.values()))
         if name not in QUANTIZER_OF or not isinstance(first, Node) or schema_name(first.target) != QUANTIZER_OF[name]:
             return None
@@ -154,7 +156,7 @@ class _Normalizer:
         return self.bind_form(FORMS[name], {**arguments, next(iter(arguments)): numbers}, (PAIR,), len(other))
 
     def is_same_argument(self, a: Argument, b: Argument) -> bool:
-        """Return whether two arguments are one node or equal numbers: an export has a separate tensor per use."""
+        """Return whether two arguments are one node or equal numbers: exports have a separate constant for each use."""
         if isinstance(a, Node) and isinstance(b, Node) and a is not b:
             small = all(self.constant.get(each) and each.meta["val"].numel() == 1 for each in (a, b))
             return small and torch.equal(self.evaluate(a), self.evaluate(b))
@@ -162,7 +164,7 @@ class _Normalizer:
 
     def bind_form(
         self, form: Argument, values: Mapping[str, Argument], extra: tuple[Argument, ...] = (), count: int | None = None
-    ) -> tuple[Argument, Argument]:
+    ) -> BoundForm:
         """Return a function that calls a form with the known facts about its arguments, and the arguments for it."""
         tensors = {name: value for name, value in values.items() if isinstance(value, Node)}
         constant = {name for name, value in values.items() if not isinstance(value, Node) or self.constant[value]}
@@ -200,7 +202,7 @@ def _set_name(function: Argument, name: str) -> Argument:
     return function
 
 
-def _cast_weight(dtype: torch.dtype, weight: torch.Tensor) -> Argument:
+def _dequantize_instead_of_cast(dtype: torch.dtype, weight: torch.Tensor) -> Argument:
     """Replace a weight's cast to floats by a dequantization of scale 1, so that the weight stays quantized."""
     one = torch.ones((), dtype=torch.float32, device=weight.device)
     type = "int8" if weight.dtype == torch.int8 else "fp8"

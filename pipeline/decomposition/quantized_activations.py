@@ -56,9 +56,9 @@ class GraphEdit:
         self.constant[node] = is_constant(node, self.constant, self.program)
         return node
 
-    def insert_weight(self, user: Node, *args: Argument) -> Node:
-        """Insert a dequantization of a weight (with these arguments) before a user of the old one."""
-        return self.insert(user, DEQUANTIZE, args)
+    def insert_dequantized_weight(self, before: Node, *arguments: Argument) -> Node:
+        """Insert a dequantization with these arguments, which is a new weight, before a node."""
+        return self.insert(before, DEQUANTIZE, arguments)
 
     def insert_cast(self, before: Node, x: Node, dtype: torch.dtype) -> Node:
         """Return a node cast to a dtype; the node itself if it has that dtype already."""
@@ -69,16 +69,16 @@ class GraphEdit:
         old.replace_all_uses_with(new)
         self.graph.erase_node(old)
 
-    def drop_unread(self) -> None:
+    def erase_unread_nodes(self) -> None:
         """Erase unread nodes, so that they do not count as users; the graph is functional."""
         for node in reversed(list(self.graph.nodes)):
             if not node.users and node.op == "call_function":
                 self.graph.erase_node(node)
 
-    def propagate(
+    def propagate_replacement(
         self, node: Node, replacement: Node, is_end: Callable[[Node], bool]
     ) -> Iterator[tuple[Node, Node, Node]]:
-        """Repeat the operators that only move a node's elements on its replacement. Yield each reader at the end of
+        """Apply the operators that only move a node's elements to its replacement, too. Yield each reader at the end of
         such a chain, with the value that it reads, and the replacement of that value."""
         waiting = [(node, replacement)]
         while waiting:
@@ -86,37 +86,37 @@ class GraphEdit:
             for user in list(old.users):
                 if is_end(user):
                     yield user, old, replacement
-                elif any(map(is_end, readers(user))):
+                elif any(map(is_end, final_readers(user))):
                     args = tuple(replacement if arg is old else arg for arg in user.args)
                     waiting.append((user, self.insert(user, user.target, args, **user.kwargs)))
 
 
-def pair_float8_casts(program: Program) -> Program:
+def replace_float8_casts_by_pairs(program: Program) -> Program:
     """Return the program, whose graph is changed in place, with its casts to E4M3 as quantize/dequantize pairs."""
     edit = GraphEdit(program)
     for node in list(program.graph.nodes):
         if is_cast_to(E4M3, node) and not edit.constant[node] and node.args[0].meta["val"].dtype in FLOATS:
-            wanted = [reader.meta["val"].dtype for reader in readers(node) if _casts_back(reader)]
+            wanted = [reader.meta["val"].dtype for reader in final_readers(node) if _casts_to_float(reader)]
             if wanted:
-                _insert_pair(edit, node, wanted)
+                _replace_cast_by_pair(edit, node, wanted)
     return program
 
 
-def _insert_pair(edit: GraphEdit, node: Node, dtypes: list[torch.dtype]) -> None:
+def _replace_cast_by_pair(edit: GraphEdit, cast: Node, reader_dtypes: list[torch.dtype]) -> None:
     """Replace a cast to E4M3 by a quantize/dequantize pair in all readers that cast it back, to one of these dtypes."""
-    x = node.args[0]
-    wide = edit.insert_cast(node, x, reduce(torch.promote_types, dtypes, x.meta["val"].dtype))
-    one = edit.insert(node, aten.ones.default, ([],), dtype=torch.float32, device=x.meta["val"].device)
-    made = edit.insert(node, operators.fake_quantize.default, (wide, one, "fp8", [-1] * x.meta["val"].dim()))
+    x = cast.args[0]
+    wide = edit.insert_cast(cast, x, reduce(torch.promote_types, reader_dtypes, x.meta["val"].dtype))
+    one = edit.insert(cast, aten.ones.default, ([],), dtype=torch.float32, device=x.meta["val"].device)
+    made = edit.insert(cast, operators.fake_quantize.default, (wide, one, "fp8", [-1] * x.meta["val"].dim()))
     if not SATURATES and not _is_clamped(x, -LARGEST_ROUNDED, LARGEST_ROUNDED):
-        size = edit.insert(node, aten.abs.default, (wide,))
-        beyond = edit.insert(node, aten.gt.Scalar, (size, LARGEST_ROUNDED))
-        made = edit.insert(node, aten.where.ScalarSelf, (beyond, torch.nan, made))
-    for user, _, new in edit.propagate(node, made, _casts_back):
+        size = edit.insert(cast, aten.abs.default, (wide,))
+        beyond = edit.insert(cast, aten.gt.Scalar, (size, LARGEST_ROUNDED))
+        made = edit.insert(cast, aten.where.ScalarSelf, (beyond, torch.nan, made))
+    for user, _, new in edit.propagate_replacement(cast, made, _casts_to_float):
         edit.replace(user, edit.insert_cast(user, new, user.meta["val"].dtype))
 
 
-def _casts_back(node: Node) -> bool:
+def _casts_to_float(node: Node) -> bool:
     return op_kind(node.target) is Kind.CASTS and node.meta["val"].dtype in FLOATS
 
 
@@ -128,15 +128,15 @@ def _is_clamped(x: Node, least: int, most: int) -> bool:
     return all(isinstance(bound, int | float) for bound in (low, high)) and least <= low <= high <= most
 
 
-def widen_codes(edit: GraphEdit) -> None:
+def cast_int8_to_int32(edit: GraphEdit) -> None:
     """Cast clamped numbers to int32 instead of int8, if all readers move the numbers or cast them further."""
     for node in list(edit.graph.nodes):
         varies = is_cast_to(torch.int8, node) and not edit.constant.get(node, True)
-        if varies and _is_clamped(node.args[0], -128, 127) and all(map(_casts_further, readers(node))):
+        if varies and _is_clamped(node.args[0], -128, 127) and all(map(_casts_to_other_than_int8, final_readers(node))):
             wide = edit.insert(node, aten._to_copy.default, (node.args[0],), dtype=torch.int32)
-            for user, old, new in edit.propagate(node, wide, _casts_further):
+            for user, old, new in edit.propagate_replacement(node, wide, _casts_to_other_than_int8):
                 user.replace_input_with(old, new)
-            edit.drop_unread()
+            edit.erase_unread_nodes()
 
 
 def is_cast_to(dtype: torch.dtype, node: Node) -> bool:
@@ -144,11 +144,11 @@ def is_cast_to(dtype: torch.dtype, node: Node) -> bool:
     return node.op == "call_function" and op_kind(node.target) is Kind.CASTS and node.meta["val"].dtype == dtype
 
 
-def _casts_further(node: Node) -> bool:
+def _casts_to_other_than_int8(node: Node) -> bool:
     return op_kind(node.target) is Kind.CASTS and node.meta["val"].dtype != torch.int8
 
 
-def readers(node: Node) -> list[Node]:
+def final_readers(node: Node) -> list[Node]:
     """Return the nodes that read a node, directly or after operators that only move its elements."""
     found, moved = list[Node](), [node]
     while moved:

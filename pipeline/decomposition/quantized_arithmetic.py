@@ -1,5 +1,4 @@
-"""Express all kinds of quantization by TensorRT's quantization layers where possible, else as plain arithmetic.
-The layers read quantized values and a scale.
+"""Express quantization as quantized values and a scale where TensorRT has layers for it, else as plain arithmetic.
 
 Quantized weights are never folded to floats. Activations become a quantize/dequantize pair if their scale is a constant
 number and their values use the full range of a type. Activations with zero points, data-dependent scales or a narrower
@@ -64,25 +63,25 @@ def normalize_block(shape: Sequence[Argument], block: Sequence[Argument]) -> tup
     )
 
 
-def channel_block(rank: int, axis: int) -> tuple[int, ...]:
+def block_per_channel(rank: int, axis: int) -> tuple[int, ...]:
     """Return the block shape of per-channel scales: 1 along the axis, -1 (shared) along the other dims."""
     return tuple(1 if dim == axis % rank else -1 for dim in range(rank))
 
 
-def reshape_per_block(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
+def reshape_per_block(block_values: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
     """Reshape scales or zero points to the rank of the tensor that they belong to, one element per block."""
-    if numbers.numel() == 1:
-        return numbers.reshape(())
-    return numbers.reshape([1 if b == -1 else -(-s // b) for s, b in zip(shape, block, strict=True)])
+    if block_values.numel() == 1:
+        return block_values.reshape(())
+    return block_values.reshape([1 if b == -1 else -(-s // b) for s, b in zip(shape, block, strict=True)])
 
 
-def expand_per_element(numbers: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
+def expand_per_element(block_values: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
     """Expand scales or zero points, one per block, to a shape that broadcasts to the tensor of this shape."""
-    numbers = reshape_per_block(numbers, shape, block)
+    block_values = reshape_per_block(block_values, shape, block)
     for dim, each in enumerate(block):
-        if numbers.dim() and each > 1:
-            numbers = numbers.repeat_interleave(each, dim).narrow(dim, 0, shape[dim])
-    return numbers
+        if block_values.dim() and each > 1:
+            block_values = block_values.repeat_interleave(each, dim).narrow(dim, 0, shape[dim])
+    return block_values
 
 
 def fake_quantize(known: Facts, x: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
@@ -90,7 +89,7 @@ def fake_quantize(known: Facts, x: Tensor, scale: Tensor, zero: Tensor | None, s
     if known.has_constant("input"):
         return dequantize_weight(known, quantize_values(x, scale, zero, scheme), scale, zero, scheme, x.dtype)
     if known.has_constant("scale") and scale.numel() == 1 and scheme.uses_full_int8(known.zero):
-        return quantize_pair(x, scale, "int8")
+        return apply_qdq_layers(x, scale, "int8")
     return dequantize_values(quantize_values(x, scale, zero, scheme), scale, zero, scheme, x.dtype)
 
 
@@ -139,7 +138,7 @@ def dequantize_unfolded(codes: Tensor, scale: Tensor, type: str, block: Sequence
     return made
 
 
-def quantize_pair(x: Tensor, scale: Tensor, type: str) -> Tensor:
+def apply_qdq_layers(x: Tensor, scale: Tensor, type: str) -> Tensor:
     """Return ``x`` quantized and dequantized by TensorRT's layers, with a single scale for all elements."""
     made: Tensor = operators.fake_quantize(x, scale.reshape(()), type, [-1] * x.dim())
     return made
@@ -152,7 +151,7 @@ def fake_quantize_float8(known: Facts, x: Tensor, scale: Tensor, block: Sequence
         codes = operators.quantize(x, each, "fp8", list(block), True)
         return dequantize_unfolded(codes, each, "fp8", block, x.dtype)
     if known.has_constant("scale") and scale.numel() == 1:
-        return quantize_pair(x, scale, "fp8")
+        return apply_qdq_layers(x, scale, "fp8")
     spread = expand_per_element(scale, x.shape, block).to(torch.float32)
-    inside = quantize_pair(x.to(torch.float32) / spread, torch.ones((), dtype=torch.float32, device=x.device), "fp8")
+    inside = apply_qdq_layers(x.to(torch.float32) / spread, torch.ones((), dtype=torch.float32, device=x.device), "fp8")
     return (inside * spread).to(x.dtype)

@@ -1,4 +1,5 @@
-"""Rewrite the quantization operators of exported models: NVIDIA ModelOpt's, torchao's and torch's.
+"""Rewrite the quantization operators of NVIDIA ModelOpt, torchao (PT2E, ``quantize_``) and torch as plain operators.
+
 Operators are recognised by the names of their schemas, so none of these libraries is needed.
 
 Each function is called a form: it expresses a call in plain operators and operators of `pipeline.aten.quantized`.
@@ -18,7 +19,7 @@ from pipeline.aten.types import Argument, Function, aten
 from pipeline.decomposition.quantized_arithmetic import (
     Facts,
     Scheme,
-    channel_block,
+    block_per_channel,
     dequantize_unfolded,
     dequantize_values,
     dequantize_weight,
@@ -29,7 +30,7 @@ from pipeline.decomposition.quantized_arithmetic import (
     quantize_values,
     reshape_per_block,
 )
-from pipeline.decomposition.quantized_scales import SCALE_FORMS, drop_mask, quantize_if_enabled
+from pipeline.decomposition.quantized_scales import SCALE_FORMS, form_without_mask, quantize_if_enabled
 
 RANGES: Final = MappingProxyType({torch.int8: (-128, 127), torch.uint8: (0, 255)})
 E4M3: Final = 448.0
@@ -37,39 +38,37 @@ E2M1: Final = 6.0
 
 
 def modelopt_quantize(
-    known: Facts, input: Tensor, amax: Tensor, bits: int, exponent: int, unsigned: bool, narrow: bool
+    known: Facts, input: Tensor, amax: Tensor, bits: int, exponent_bits: int, unsigned: bool, narrow_range: bool
 ) -> Argument:
     """Rewrite quantize_op(Tensor input, Tensor amax, int num_bits, int exponent_bits, bool unsigned, bool narrow_range)
     -> Tensor"""
-    if (bits, exponent) != (8, 4) and exponent:
+    if (bits, exponent_bits) != (8, 4) and exponent_bits:
         return NotImplemented
-    block = _block_of_scale(amax, input)
-    up = (E4M3 if exponent else 2.0 ** (bits - 1 + unsigned) - 1) / torch.where(amax == 0, 1.0, amax.float())
+    block = _block_shape_of_scale(amax, input)
+    up = (E4M3 if exponent_bits else 2.0 ** (bits - 1 + unsigned) - 1) / torch.where(amax == 0, 1.0, amax.float())
     scale = torch.where(amax == 0, 0.0, 1.0 / up)
     high = int(2 ** (bits - 1 + unsigned) - 1)
-    scheme = Scheme(0 if unsigned else -high - (not narrow), high, block)
+    scheme = Scheme(0 if unsigned else -high - (not narrow_range), high, block)
     if known.has_constant("input"):
         scaled = input.float() * up
-        if exponent:
+        if exponent_bits:
             eighths = scaled.clamp(-E4M3, E4M3).to(torch.float8_e4m3fn)
             return dequantize_unfolded(eighths, reshape_per_block(scale, input.shape, block), "fp8", block, input.dtype)
         whole = scaled.round().clamp(scheme.low, scheme.high)
         return dequantize_weight(Facts(known.constant), whole, scale, None, scheme, input.dtype)
     given = Facts(known.constant | ({"scale"} if known.has_constant("amax") else frozenset()))
-    if exponent:
+    if exponent_bits:
         return fake_quantize_float8(given, input, scale, block)
     if (scheme.low, scheme.high) == (-127, 127) and scale.numel() == 1:  # one value less than the layer has
         input, scheme = torch.maximum(input, (-127 * scale).to(input.dtype)), Scheme(-128, 127, block)
     return fake_quantize(given, input, scale, None, scheme)
 
 
-def modelopt_block_quantize(
-    known: Facts, input: Tensor, size: int, amax: Tensor | None, bits: int, exponent: int, scale: int, of_scale: int
-) -> Argument:
+def modelopt_block_quantize(known: Facts, input: Tensor, size: int, amax: Tensor | None, *bit_counts: int) -> Argument:
     """Rewrite dynamic_block_quantize_op(Tensor input, int block_size, Tensor amax, int num_bits, int exponent_bits, int
     scale_num_bits, int scale_exponent_bits) -> Tensor"""
-    forms = {(4, 2, 8, 4): "fp4", (8, 4, 9, 8): "fp8"}
-    type, length = forms.get((bits, exponent, scale, of_scale)), input.shape[-1]
+    forms: dict[tuple[int, ...], str] = {(4, 2, 8, 4): "fp4", (8, 4, 9, 8): "fp8"}
+    type, length = forms.get(bit_counts), input.shape[-1]
     if type is None or not isinstance(length, int) or length % size:
         return NotImplemented
     whole = None if type == "fp8" or amax is None else (amax.float().amax() / (E2M1 * E4M3))
@@ -82,24 +81,24 @@ def modelopt_block_quantize(
     return operators.dequantize(codes, scales, type, block, input.dtype)
 
 
-def fake_per_tensor(known: Facts, input: Tensor, scale: Argument, zero: Argument, low: int, high: int) -> Argument:
+def fake_quantize_tensor(known: Facts, input: Tensor, scale: Argument, zero: Argument, low: int, high: int) -> Argument:
     """Rewrite fake_quantize_per_tensor_affine(Tensor self, float scale, int zero_point, int quant_min, int quant_max)
     -> Tensor"""
     scheme = Scheme(low, high, (-1,) * input.dim(), inverse=_scale_inverse(scale))
-    made = fake_quantize(known, input.float(), _scale_tensor(scale, input), _zero_tensor(zero, input), scheme)
+    made = fake_quantize(known, input.float(), _scale_tensor(scale, input), _zero_point_tensor(zero, input), scheme)
     return made.to(input.dtype)
 
 
-def fake_per_channel(
+def fake_quantize_channels(
     known: Facts, input: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int
 ) -> Argument:
     """Rewrite fake_quantize_per_channel_affine(Tensor self, Tensor scale, Tensor zero_point, int axis, int quant_min,
     int quant_max) -> Tensor"""
-    scheme = Scheme(low, high, channel_block(input.dim(), axis))
+    scheme = Scheme(low, high, block_per_channel(input.dim(), axis))
     return fake_quantize(known, input.float(), scale, zero, scheme).to(input.dtype)
 
 
-def convert_per_tensor(
+def q_or_dq_per_tensor(
     known: Facts, input: Tensor, scale: Argument, zero: Argument, low: Argument, high: Argument, *types: Argument
 ) -> Argument:
     """Rewrite quantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType
@@ -107,27 +106,27 @@ def convert_per_tensor(
     if not isinstance(low, int):
         return NotImplemented
     scheme = Scheme(low, high, (-1,) * input.dim(), inverse=_scale_inverse(scale))
-    return _convert(known, input, _scale_tensor(scale, input), _zero_tensor(zero, input), scheme, *types)
+    return _q_or_dq(known, input, _scale_tensor(scale, input), _zero_point_tensor(zero, input), scheme, *types)
 
 
-def convert_per_channel(
+def q_or_dq_per_channel(
     known: Facts, input: Tensor, scale: Tensor, zero: Tensor | None, axis: int, low: int, high: int, *types: Argument
 ) -> Argument:
     """Rewrite quantize_per_channel(Tensor input, Tensor scales, Tensor zero_points, int axis, int quant_min, int
     quant_max, ScalarType dtype) -> Tensor, and dequantize_per_channel"""
-    return _convert(known, input, scale, zero, Scheme(low, high, channel_block(input.dim(), axis)), *types)
+    return _q_or_dq(known, input, scale, zero, Scheme(low, high, block_per_channel(input.dim(), axis)), *types)
 
 
-def convert_per_token(
+def q_or_dq_per_token(
     known: Facts, input: Tensor, scale: Tensor, zero: Tensor, low: int, high: int, *types: Argument
 ) -> Argument:
     """Rewrite quantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
     ScalarType dtype) -> Tensor, and dequantize_per_token"""
     scheme = Scheme(low, high, (*[1] * (input.dim() - 1), -1), adds_zero_first=True)
-    return _convert(known, input, scale, zero, scheme, *types)
+    return _q_or_dq(known, input, scale, zero, scheme, *types)
 
 
-def convert_per_group(
+def q_or_dq_per_group(
     known: Facts,
     input: Tensor,
     scale: Tensor,
@@ -141,10 +140,10 @@ def convert_per_group(
     """Rewrite quantize_per_channel_group(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
     ScalarType dtype, int group_size) -> Tensor, and dequantize_per_channel_group"""
     scheme = Scheme(low, high, normalize_block(input.shape, (1, group)), adds_zero_first=True)
-    return _convert(known, input, scale, zero, scheme, dtype, out)
+    return _q_or_dq(known, input, scale, zero, scheme, dtype, out)
 
 
-def convert_affine(
+def q_or_dq_affine(
     known: Facts,
     input: Tensor,
     block: Sequence[Argument],
@@ -164,13 +163,13 @@ def convert_affine(
         least if low is None else int(low), most if high is None else int(high), normalize_block(input.shape, block)
     )
     zero = None if zero is None or zero.numel() == 0 else zero
-    return _convert(known, input, scale, zero, scheme, dtype, out)
+    return _q_or_dq(known, input, scale, zero, scheme, dtype, out)
 
 
-def convert_affine_float8(known: Facts, input: Tensor, scale: Tensor, dtype: torch.dtype) -> Argument:
+def q_or_dq_affine_float8(known: Facts, input: Tensor, scale: Tensor, dtype: torch.dtype) -> Argument:
     """Rewrite quantize_affine_float8_non_decomposed(Tensor tensor, Tensor scale, ScalarType float8_dtype=float8_e4m3fn)
     -> Tensor, and dequantize_affine_float8_non_decomposed"""
-    block = _block_of_scale(scale, input)
+    block = _block_shape_of_scale(scale, input)
     if not input.dtype.is_floating_point or input.dtype.itemsize > 1:
         scaled = input.float() / expand_per_element(scale.float(), input.shape, block)
         return NotImplemented if dtype != torch.float8_e4m3fn else scaled.clamp(-E4M3, E4M3).to(dtype)
@@ -215,7 +214,7 @@ def scaled_matmul(
     scale_result=None, ScalarType? out_dtype=None, bool use_fast_accum=False) -> Tensor"""
     if scale_result is not None or not a.dtype == b.dtype == torch.float8_e4m3fn or dtype is None:
         return NotImplemented
-    rows, columns = _block_of_scale(scale_a, a), _block_of_scale(scale_b, b)
+    rows, columns = _block_shape_of_scale(scale_a, a), _block_shape_of_scale(scale_b, b)
     if rows not in ((-1, -1), (1, -1)) or columns not in ((-1, -1), (-1, 1)):
         return NotImplemented
     left = _matmul_operand(known.has_constant("input"), a, torch.ones((), device=a.device), (-1, -1))
@@ -227,14 +226,14 @@ def scaled_matmul(
     return (product if bias is None else product + bias.float()).to(dtype)
 
 
-def _matmul_operand(is_known: bool, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
+def _matmul_operand(is_constant: bool, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
     """Return an operand of a matmul in float32. A constant is dequantized with a scale, so that it stays quantized."""
-    if not is_known:
+    if not is_constant:
         return x.float()
     return dequantize_unfolded(x, reshape_per_block(scale.float(), x.shape, block), "fp8", block, torch.float32)
 
 
-def _convert(
+def _q_or_dq(
     known: Facts,
     x: Tensor,
     scale: Tensor,
@@ -260,7 +259,7 @@ PAIR: Final = object()
 """Stands for the output dtype of a merged call, which quantizes and dequantizes."""
 
 
-def _block_of_scale(scale: Tensor, x: Tensor) -> tuple[int, ...]:
+def _block_shape_of_scale(scale: Tensor, x: Tensor) -> tuple[int, ...]:
     """Return the block shape that a scale's shape implies: it broadcasts to ``x``, or has an element per block."""
     if scale.numel() == 1:
         return (-1,) * x.dim()
@@ -276,7 +275,7 @@ def _scale_inverse(scale: Argument) -> float | None:
     return None if isinstance(scale, Tensor) else 1.0 / scale
 
 
-def _zero_tensor(zero: Argument, x: Tensor) -> Tensor | None:
+def _zero_point_tensor(zero: Argument, x: Tensor) -> Tensor | None:
     if isinstance(zero, Tensor):
         return zero
     return torch.full((), zero, dtype=torch.int32, device=x.device) if zero else None
@@ -287,15 +286,15 @@ FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
         "tensorrt::quantize_op": modelopt_quantize,
         "tensorrt::dynamic_block_quantize_op": modelopt_block_quantize,
         "tensorrt::dynamic_block_quantize_op.overload": modelopt_block_quantize,
-        "aten::fake_quantize_per_tensor_affine": fake_per_tensor,
-        "aten::fake_quantize_per_tensor_affine.tensor_qparams": fake_per_tensor,
-        "aten::fake_quantize_per_channel_affine": fake_per_channel,
-        "aten::fake_quantize_per_tensor_affine_cachemask": drop_mask(fake_per_tensor),
-        "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": quantize_if_enabled(fake_per_tensor),
-        "aten::fake_quantize_per_channel_affine_cachemask": drop_mask(fake_per_channel),
-        "quantized_decomposed::fake_quant_per_channel": fake_per_channel,
+        "aten::fake_quantize_per_tensor_affine": fake_quantize_tensor,
+        "aten::fake_quantize_per_tensor_affine.tensor_qparams": fake_quantize_tensor,
+        "aten::fake_quantize_per_channel_affine": fake_quantize_channels,
+        "aten::fake_quantize_per_tensor_affine_cachemask": form_without_mask(fake_quantize_tensor),
+        "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": quantize_if_enabled(fake_quantize_tensor),
+        "aten::fake_quantize_per_channel_affine_cachemask": form_without_mask(fake_quantize_channels),
+        "quantized_decomposed::fake_quant_per_channel": fake_quantize_channels,
         **{
-            f"quantized_decomposed::{step}_per_tensor{overload}": convert_per_tensor
+            f"quantized_decomposed::{step}_per_tensor{overload}": q_or_dq_per_tensor
             for step in ("quantize", "dequantize")
             for overload in ("", ".tensor", ".tensor2")
         },
@@ -303,16 +302,16 @@ FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
             f"quantized_decomposed::{step}_{name}": form
             for step in ("quantize", "dequantize")
             for name, form in (
-                ("per_channel", convert_per_channel),
-                ("per_token", convert_per_token),
-                ("per_channel_group", convert_per_group),
+                ("per_channel", q_or_dq_per_channel),
+                ("per_token", q_or_dq_per_token),
+                ("per_channel_group", q_or_dq_per_group),
             )
         },
         **SCALE_FORMS,
-        "torchao::quantize_affine": convert_affine,
-        "torchao::dequantize_affine": convert_affine,
-        "torchao::quantize_affine_float8_non_decomposed": convert_affine_float8,
-        "torchao::dequantize_affine_float8_non_decomposed": convert_affine_float8,
+        "torchao::quantize_affine": q_or_dq_affine,
+        "torchao::dequantize_affine": q_or_dq_affine,
+        "torchao::quantize_affine_float8_non_decomposed": q_or_dq_affine_float8,
+        "torchao::dequantize_affine_float8_non_decomposed": q_or_dq_affine_float8,
         "aten::_weight_int8pack_mm": int8_linear,
         "aten::_int_mm": int8_matmul,
         "aten::_scaled_mm": scaled_matmul,

@@ -17,7 +17,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.quantized import TYPES, is_packed, operators
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, aten
-from pipeline.decomposition.quantized_activations import DEQUANTIZE, GraphEdit, Node, is_cast_to, widen_codes
+from pipeline.decomposition.quantized_activations import DEQUANTIZE, GraphEdit, Node, cast_int8_to_int32, is_cast_to
 from pipeline.decomposition.quantized_merge import merge_matmuls
 from pipeline.program import Program
 from pipeline.trt import CAPABILITIES
@@ -30,7 +30,7 @@ BLOCK_LENGTHS: Final = (128, 64, 32, 16)
 """The lengths to try for blocks of rows with one scale, if TensorRT supports a type only in blocks."""
 
 
-def lay_out_weights(program: Program) -> Program:
+def lay_out_quantized(program: Program) -> Program:
     """Change a program's graph in place so that TensorRT fuses its quantized weights; return the program."""
     if any(node.target is DEQUANTIZE or is_cast_to(torch.int8, node) for node in program.graph.nodes):
         _WeightLayout(program).lay_out()
@@ -43,55 +43,55 @@ class _WeightLayout(GraphEdit):
         while waiting:
             node = waiting.pop()
             for user in list(node.users):
-                made = self.replacement_for_user(node, user)
+                made = self.replacement_for_reader(node, user)
                 if made is not None:
                     self.replace(user, made)
                     waiting += [made] * self.is_weight(made)
-        self.drop_unread()
+        self.erase_unread_nodes()
         merge_matmuls(self)
-        widen_codes(self)
+        cast_int8_to_int32(self)
         for node in [n for n in self.graph.nodes if self.is_weight(n)]:
             self.arrange_blocks(node)
 
-    def replacement_for_user(self, node: Node, user: Node) -> Node | None:
+    def replacement_for_reader(self, weight: Node, reader: Node) -> Node | None:
         """Return a replacement for an operator that reads a weight, if the weight can be changed instead; else None."""
-        if user.target is aten.linear.default and user.args[1] is node and node.meta["val"].dim() == 2:
-            return self.linear_as_matmul(node, user)
-        if user.target in (aten.mm.default, aten.matmul.default) and user.args[1] is node:
-            self.absorb_column_scales(node, user)
+        if reader.target is aten.linear.default and reader.args[1] is weight and weight.meta["val"].dim() == 2:
+            return self.linear_as_matmul(weight, reader)
+        if reader.target in (aten.mm.default, aten.matmul.default) and reader.args[1] is weight:
+            self.absorb_column_scales(weight, reader)
             return None
-        kind = op_kind(user.target)
-        if user.args[0] is not node:
+        kind = op_kind(reader.target)
+        if reader.args[0] is not weight:
             return None
         if kind is Kind.TRANSPOSES:
-            return self.transpose_weight(node, user)
+            return self.transpose_weight(weight, reader)
         if kind is Kind.RESHAPES:
-            return self.reshape_weight(node, user)
-        if kind is Kind.COPIES or (kind is Kind.CASTS and user.meta["val"].dtype.is_floating_point):
-            codes, scale, type, block, _ = node.args
-            return self.insert_weight(user, codes, scale, type, block, user.meta["val"].dtype)
-        return self.scale_weight(node, user) if user.target is aten.mul.Tensor else None
+            return self.reshape_weight(weight, reader)
+        if kind is Kind.COPIES or (kind is Kind.CASTS and reader.meta["val"].dtype.is_floating_point):
+            codes, scale, type, block, _ = weight.args
+            return self.insert_dequantized_weight(reader, codes, scale, type, block, reader.meta["val"].dtype)
+        return self.scale_weight(weight, reader) if reader.target is aten.mul.Tensor else None
 
-    def linear_as_matmul(self, node: Node, user: Node) -> Node:
+    def linear_as_matmul(self, weight: Node, linear: Node) -> Node:
         """Return the result of a linear layer, computed as a matmul by a ``[K, N]`` weight."""
-        turned = self.transpose_weight(node, self.insert(user, aten.permute.default, (node, [1, 0])))
-        product = self.insert(user, aten.matmul.default, (user.args[0], turned))
-        bias = argument(user, "bias")
-        return product if bias is None else self.insert(user, aten.add.Tensor, (product, bias))
+        turned = self.transpose_weight(weight, self.insert(linear, aten.permute.default, (weight, [1, 0])))
+        product = self.insert(linear, aten.matmul.default, (linear.args[0], turned))
+        bias = argument(linear, "bias")
+        return product if bias is None else self.insert(linear, aten.add.Tensor, (product, bias))
 
-    def transpose_weight(self, node: Node, user: Node) -> Node:
-        """Return the weight with quantized values transposed as ``user`` transposes the floats."""
-        codes, scale, type, block, dtype = node.args
-        order = _permutation_of(user, len(block))
-        moved = self.insert(user, aten.permute.default, (codes, order))
+    def transpose_weight(self, weight: Node, transposition: Node) -> Node:
+        """Return the weight with quantized values transposed as ``transposition`` transposes the floats."""
+        codes, scale, type, block, dtype = weight.args
+        order = _permutation_of(transposition, len(block))
+        moved = self.insert(transposition, aten.permute.default, (codes, order))
         if scale.meta["val"].dim():
-            scale = self.insert(user, aten.permute.default, (scale, order))
-        return self.insert_weight(user, moved, scale, type, [block[d] for d in order], dtype)
+            scale = self.insert(transposition, aten.permute.default, (scale, order))
+        return self.insert_dequantized_weight(transposition, moved, scale, type, [block[d] for d in order], dtype)
 
-    def reshape_weight(self, node: Node, user: Node) -> Node | None:
-        """Return the weight reshaped as by ``user``, if scales are single, or per row and rows stay whole; or None."""
-        codes, scale, type, block, dtype = node.args
-        shape, old = list(user.meta["val"].shape), node.meta["val"].shape
+    def reshape_weight(self, weight: Node, reshape: Node) -> Node | None:
+        """Return the weight, reshaped, if it has one scale, or scales per row and rows stay whole; else None."""
+        codes, scale, type, block, dtype = weight.args
+        shape, old = list(reshape.meta["val"].shape), weight.meta["val"].shape
         if any(not isinstance(size, int) for size in (*shape, *old)):
             return None
         if not scale.meta["val"].dim():
@@ -101,57 +101,57 @@ class _WeightLayout(GraphEdit):
             if len(old) != 2 or block[0] != 1 or not shape or shape[-1] % length or old[1] % length:
                 return None
             new = [*[1] * (len(shape) - 1), length]
-            scale = self.insert(user, aten.reshape.default, (scale, [*shape[:-1], shape[-1] // length]))
-        return self.insert_weight(
-            user, self.insert(user, aten.reshape.default, (codes, shape)), scale, type, new, dtype
+            scale = self.insert(reshape, aten.reshape.default, (scale, [*shape[:-1], shape[-1] // length]))
+        return self.insert_dequantized_weight(
+            reshape, self.insert(reshape, aten.reshape.default, (codes, shape)), scale, type, new, dtype
         )
 
-    def scale_weight(self, node: Node, user: Node) -> Node | None:
-        """Return the weight with the factor by which ``user`` multiplies as its scale, if its scale is 1; else None."""
-        codes, scale, type, _, dtype = node.args
-        factor, shape = user.args[1], node.meta["val"].shape
+    def scale_weight(self, weight: Node, multiplication: Node) -> Node | None:
+        """Return the weight with the factor of ``multiplication`` as its scale, if its scale is 1; else None."""
+        codes, scale, type, _, dtype = weight.args
+        factor, shape = multiplication.args[1], weight.meta["val"].shape
         if not (_is_constant_one(scale) and isinstance(factor, torch.fx.Node) and self.constant[factor]):
             return None
         sizes = factor.meta["val"].shape
-        if user.meta["val"].dtype != dtype or (len(sizes) and len(sizes) != len(shape)):
+        if multiplication.meta["val"].dtype != dtype or (len(sizes) and len(sizes) != len(shape)):
             return None
         block = [-1 if n == 1 else 1 for n in sizes] if len(sizes) else [-1] * len(shape)
-        return self.insert_weight(user, codes, factor, type, block, dtype)
+        return self.insert_dequantized_weight(multiplication, codes, factor, type, block, dtype)
 
-    def absorb_column_scales(self, node: Node, product: Node) -> None:
+    def absorb_column_scales(self, weight: Node, matmul: Node) -> None:
         """Move scales of a matmul's columns into the matmul's weight, so that TensorRT fuses them."""
-        codes, scale, type, _, dtype = node.args
-        user = next(iter(product.users)) if len(product.users) == 1 else None
-        if user is None or user.target is not aten.mul.Tensor or not _is_constant_one(scale) or len(node.users) != 1:
+        codes, scale, type, _, dtype = weight.args
+        user = next(iter(matmul.users)) if len(matmul.users) == 1 else None
+        if user is None or user.target is not aten.mul.Tensor or not _is_constant_one(scale) or len(weight.users) != 1:
             return
-        factor = next((a for a in user.args if a is not product), None)
-        columns, value = node.meta["val"].shape[-1], user.meta["val"]
+        factor = next((a for a in user.args if a is not matmul), None)
+        columns, value = weight.meta["val"].shape[-1], user.meta["val"]
         if not isinstance(factor, torch.fx.Node) or not self.constant[factor] or value.dtype != dtype:
             return
         sizes = factor.meta["val"].shape
-        if math.prod(sizes) == columns == sizes[-1] and node.meta["val"].dim() == 2:
+        if math.prod(sizes) == columns == sizes[-1] and weight.meta["val"].dim() == 2:
             each = self.insert(user, aten.reshape.default, (factor, [1, columns]))
-            weight = self.insert_weight(user, codes, each, type, [-1, 1], dtype)
-            self.replace(user, self.insert(user, product.target, (product.args[0], weight)))
-            self.graph.erase_node(product)
+            new_weight = self.insert_dequantized_weight(user, codes, each, type, [-1, 1], dtype)
+            self.replace(user, self.insert(user, matmul.target, (matmul.args[0], new_weight)))
+            self.graph.erase_node(matmul)
 
-    def arrange_blocks(self, node: Node) -> None:
+    def arrange_blocks(self, weight: Node) -> None:
         """Arrange a weight's scales in blocks along one dim, and pack each two 4-bit values into a byte."""
-        codes, scale, type, block, dtype = node.args
-        shape, block = list(node.meta["val"].shape), list(block)
+        codes, scale, type, block, dtype = weight.args
+        shape, block = list(weight.meta["val"].shape), list(block)
         few = TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type)
-        packs = few and shape[-1] % 2 == 0 and (type == "fp4" or _is_matmul_weight(node))
-        cut = self.split_into_blocks(node, scale, block) if packs and type == "int4" else None
+        packs = few and shape[-1] % 2 == 0 and (type == "fp4" or _is_matmul_weight(weight))
+        cut = self.split_into_blocks(weight, scale, block) if packs and type == "int4" else None
         if type == "int4" and cut is None:
             type, packs = "int8", False
         scale, block = cut or (scale, block)
-        scale, block = self.blocks_along_one_dim(node, scale, block)
+        scale, block = self.blocks_along_one_dim(weight, scale, block)
         if type == "fp8" and not CAPABILITIES.code_convolutions and scale.meta["val"].numel() == 1:
-            scale, block = self.scale_per_channel(node, scale, block)
+            scale, block = self.scale_per_channel(weight, scale, block)
         if packs:
-            codes = self.insert(node, operators.pack.default, (codes, type))
-        if (codes, scale, type, block) != (node.args[0], node.args[1], node.args[2], list(node.args[3])):
-            self.replace(node, self.insert_weight(node, codes, scale, type, block, dtype))
+            codes = self.insert(weight, operators.pack.default, (codes, type))
+        if (codes, scale, type, block) != (weight.args[0], weight.args[1], weight.args[2], list(weight.args[3])):
+            self.replace(weight, self.insert_dequantized_weight(weight, codes, scale, type, block, dtype))
 
     def split_into_blocks(self, node: Node, scale: Node, block: list[int]) -> Scales | None:
         """Return scales for blocks along a matrix's first dim, as INT4 needs in TensorRT; None if impossible."""
@@ -164,30 +164,30 @@ class _WeightLayout(GraphEdit):
         rows = self.insert(node, aten.expand.default, (scale, [shape[0] // length, 1 if block[1] == -1 else shape[1]]))
         return rows, [length, block[1]]
 
-    def blocks_along_one_dim(self, node: Node, scale: Node, block: list[int]) -> Scales:
+    def blocks_along_one_dim(self, weight: Node, scale: Node, block: list[int]) -> Scales:
         """Return scales with blocks along one dim, and with a separate scale for each index of the other dims."""
         if not scale.meta["val"].dim() or (sorted(block)[:-1] == [-1] * (len(block) - 1) and max(block) <= 1):
             return scale, block
-        shape = node.meta["val"].shape
+        shape = weight.meta["val"].shape
         dim = max(range(len(block)), key=lambda d: (block[d] > 1, block[d] == -1, shape[d]))
         for d, each in enumerate(block):
             if d == dim and shape[d] % max(each, 1):
                 each = math.gcd(each, shape[d])
-                scale = self.repeat_scales(node, scale, d, block[d] // each, shape[d] // each)
+                scale = self.repeat_scales(weight, scale, d, block[d] // each, shape[d] // each)
                 block = [each if i == d else b for i, b in enumerate(block)]
             elif d != dim and each != 1:
-                scale = self.repeat_scales(node, scale, d, shape[d] if each == -1 else each, shape[d])
+                scale = self.repeat_scales(weight, scale, d, shape[d] if each == -1 else each, shape[d])
                 block = [1 if i == d else b for i, b in enumerate(block)]
         return scale, block
 
-    def scale_per_channel(self, node: Node, scale: Node, block: list[int]) -> Scales:
+    def scale_per_channel(self, weight: Node, scale: Node, block: list[int]) -> Scales:
         """Expand a convolution weight's scale to a scale per output channel. RTX 1.6 ignores the scales of a
         convolution of FP8 by FP8 if both scales are single numbers (a result of 3e5 instead of 9 on an H200)."""
-        if not any(op_kind(user.target) is Kind.CONVOLVES and user.args[1] is node for user in node.users):
+        if not any(op_kind(user.target) is Kind.CONVOLVES and user.args[1] is weight for user in weight.users):
             return scale, block
-        channels, *rest = node.meta["val"].shape
-        one = self.insert(node, aten.reshape.default, (scale, [1, *[1] * len(rest)]))
-        return self.insert(node, aten.expand.default, (one, [channels, *[1] * len(rest)])), [1, *[-1] * len(rest)]
+        channels, *rest = weight.meta["val"].shape
+        one = self.insert(weight, aten.reshape.default, (scale, [1, *[1] * len(rest)]))
+        return self.insert(weight, aten.expand.default, (one, [channels, *[1] * len(rest)])), [1, *[-1] * len(rest)]
 
     def repeat_scales(self, node: Node, scale: Argument, dim: int, times: int, size: int) -> Node:
         """Repeat each scale ``times`` times along a dim, and cut the result to ``size``."""
@@ -195,10 +195,10 @@ class _WeightLayout(GraphEdit):
         return self.insert(node, aten.slice.Tensor, (made, dim, 0, size))
 
 
-def _permutation_of(user: Node, rank: int) -> list[int]:
+def _permutation_of(transposition: Node, rank: int) -> list[int]:
     """Return the permutation that an operator applies to the dims of a tensor of this rank."""
     sizes = list(range(2, 2 + rank))
-    shown = user.target(torch.empty(sizes, device="meta"), *user.args[1:], **user.kwargs)
+    shown = transposition.target(torch.empty(sizes, device="meta"), *transposition.args[1:], **transposition.kwargs)
     return [size - 2 for size in shown.shape]
 
 

@@ -1,12 +1,11 @@
-"""Rewrite matmuls by quantized weights so that TensorRT-RTX's builder fuses the dequantization.
-The matmuls become matmuls of 2-D tensors, and those that read the same rows are merged.
+"""Rewrite matmuls by quantized weights as matmuls of 2-D tensors, into which TensorRT-RTX fuses the dequantization.
 
 The builder itself merges matmuls of the same tensor (by the weights of query, key and value, say), and dequantizes
 their weights for that: either during the build, which loses the saving, or in a separate kernel. One matmul with
 concatenated columns reads quantized values instead. Matmuls of tensors with more than two dims are fused for some sizes
-only. RTX 1.6 dequantizes in a separate kernel if a permutation returns the rows (an attention's result, several
-batches), but not if the maximum of the rows with themselves is taken first. The single-row kernel (GEMV) supports
-neither INT8 nor FP8: the matmul runs on two equal rows instead, and the result is their mean.
+only. RTX 1.6 dequantizes in a separate kernel if the rows come from a permutation (an attention's result with a batch
+size above 1), but not if the maximum of the rows with themselves is computed first. The single-row kernel (GEMV)
+supports neither INT8 nor FP8: the matmul gets the row twice, and the result is the mean of both rows.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def merge_matmuls(edit: GraphEdit) -> None:
     """Rewrite the matmuls of a graph by quantized weights, and merge those that read the same rows."""
     for node in list(edit.graph.nodes):
         if node.target is aten.mm.default and edit.is_weight(node.args[1]):
-            _multiply_unflattened(edit, node)
+            _multiply_in_original_shape(edit, node)
     groups = defaultdict[Argument, list[Node]](list)
     for node in edit.graph.nodes:
         if node.target in MATMUL_TARGETS and _can_merge(edit, node):
@@ -50,24 +49,24 @@ def merge_matmuls(edit: GraphEdit) -> None:
         _MatmulMerger(edit, group).merge()
 
 
-def _multiply_unflattened(edit: GraphEdit, product: Node) -> None:
+def _multiply_in_original_shape(edit: GraphEdit, matmul: Node) -> None:
     """Multiply a tensor in its original shape if it was flattened to rows for the matmul and unflattened afterwards."""
-    rows, user = product.args[0], next(iter(product.users), None)
+    rows, user = matmul.args[0], next(iter(matmul.users), None)
     if op_kind(rows.target) is not Kind.RESHAPES or user is None or op_kind(user.target) is not Kind.RESHAPES:
         return
     x = rows.args[0]
-    wanted = (*x.meta["val"].shape[:-1], product.meta["val"].shape[-1])
-    kept = len(product.users) == 1 and statically_known_true(sym_eq(tuple(user.meta["val"].shape), wanted))
+    wanted = (*x.meta["val"].shape[:-1], matmul.meta["val"].shape[-1])
+    kept = len(matmul.users) == 1 and statically_known_true(sym_eq(tuple(user.meta["val"].shape), wanted))
     if kept and statically_known_true(x.meta["val"].shape[-1] == rows.meta["val"].shape[-1]):
-        made = edit.insert(product, aten.matmul.default, (x, product.args[1]))
+        made = edit.insert(matmul, aten.matmul.default, (x, matmul.args[1]))
         user.replace_all_uses_with(made)
-        for node in (user, product, *[rows] * (len(rows.users) == 1)):
+        for node in (user, matmul, *[rows] * (len(rows.users) == 1)):
             edit.graph.erase_node(node)
 
 
-def _can_merge(edit: GraphEdit, product: Node) -> bool:
+def _can_merge(edit: GraphEdit, matmul: Node) -> bool:
     """Return whether a matmul may be merged: it alone reads its weight, scales are per column, ``x`` is unquantized."""
-    x, weight = product.args
+    x, weight = matmul.args
     if not (edit.is_weight(weight) and len(weight.users) == 1) or edit.constant[x] or x.target in PAIR_OPERATORS:
         return False
     _, _, type, block, _ = weight.args
@@ -82,10 +81,10 @@ class _MatmulMerger:
     def merge(self) -> None:
         weights = [product.args[1] for product in self.matmuls]
         columns = [weight.meta["val"].shape[1] for weight in weights]
-        sums = [self.biased_result(product) for product in self.matmuls]
+        sums = [self.sum_with_bias(product) for product in self.matmuls]
         biases = [total.args[1] for total in sums if total is not None]
         for node in (*(arg for weight in weights for arg in weight.args[:2]), *biases):
-            self.hoist(node)
+            self.move_before_first_matmul(node)
         made = self.insert(aten.matmul.default, (self.flattened_rows(), self.concatenate_weights(weights, columns)))
         if self.has_single_row:
             made = self.insert(aten.mean.dim, (made, [-2], True))
@@ -94,7 +93,7 @@ class _MatmulMerger:
             bias = biases[0] if len(biases) == 1 else self.insert(aten.cat.default, (biases,))
             made = self.insert(aten.add.Tensor, (made, bias))
             ends = [total for total in sums if total is not None]
-        if self.is_flattened:
+        if self.needs_flattening:
             x = self.first.args[0]
             sizes = [
                 size if isinstance(size, int) else self.insert(aten.sym_size.int, (x, dim))
@@ -114,16 +113,16 @@ class _MatmulMerger:
                 rows[i] = self.insert(aten.expand.default, (row, [1, count]))
         _, _, type, block, dtype = weights[0].args
         scales = self.insert(aten.cat.default, (rows, 1))
-        return self.edit.insert_weight(self.first, codes, scales, type, [block[0], 1], dtype)
+        return self.edit.insert_dequantized_weight(self.first, codes, scales, type, [block[0], 1], dtype)
 
     @property
-    def is_flattened(self) -> bool:
+    def needs_flattening(self) -> bool:
         """Return whether the matmuls' tensor has more than two dims."""
         return bool(self.first.args[0].meta["val"].dim() > 2)
 
     @property
     def has_single_row(self) -> bool:
-        """Return whether a single row is multiplied, whose kernel does not support the quantized type."""
+        """Return whether a single row is multiplied, and TensorRT's kernel for single rows lacks the quantized type."""
         *leading, _ = self.first.args[0].meta["val"].shape
         type = self.first.args[1].args[2]
         return bool(leading) and type in TWO_ROW_TYPES and statically_known_true(math.prod(leading) == 1)
@@ -132,36 +131,36 @@ class _MatmulMerger:
         """Return the tensor that the matmuls multiply, flattened to rows."""
         x = self.first.args[0]
         columns = x.meta["val"].shape[-1]
-        rows = self.insert(aten.reshape.default, (x, [*LEADING_DIMS, -1, columns])) if self.is_flattened else x
+        rows = self.insert(aten.reshape.default, (x, [*LEADING_DIMS, -1, columns])) if self.needs_flattening else x
         if self.has_single_row:
             return self.insert(aten.expand.default, (rows, [*rows.meta["val"].shape[:-2], 2, columns]))
-        moved = BEFORE_1_7 and self.is_flattened and x.op != "placeholder"
+        moved = BEFORE_1_7 and self.needs_flattening and x.op != "placeholder"
         return self.insert(aten.maximum.default, (rows, rows)) if moved else rows
 
-    def split_result(self, merged: Node, results: Sequence[Node], columns: Sequence[int]) -> None:
+    def split_result(self, merged: Node, original_results: Sequence[Node], columns: Sequence[int]) -> None:
         """Replace the result of each original matmul by its columns of the merged result."""
         dim, bounds = merged.meta["val"].dim() - 1, list(accumulate(columns, initial=0))
         parts = [merged]
         if len(columns) > 1:
             parts = [self.insert(aten.slice.Tensor, (merged, dim, *each)) for each in pairwise(bounds)]
-        for end, part, product in zip(results, parts, self.matmuls, strict=True):
+        for end, part, product in zip(original_results, parts, self.matmuls, strict=True):
             end.replace_all_uses_with(part)
             for node in dict.fromkeys((end, product, product.args[1])):
                 if not node.users:
                     self.edit.graph.erase_node(node)
 
-    def biased_result(self, product: Node) -> Node | None:
+    def sum_with_bias(self, matmul: Node) -> Node | None:
         """Return the sum of a matmul and a constant row, if nothing else reads the matmul; else None."""
-        user = next(iter(product.users))
-        if len(product.users) != 1 or user.target is not aten.add.Tensor or user.args[0] is not product or user.kwargs:
+        user = next(iter(matmul.users))
+        if len(matmul.users) != 1 or user.target is not aten.add.Tensor or user.args[0] is not matmul or user.kwargs:
             return None
         bias, value = user.args[1], user.meta["val"]
         if not isinstance(bias, torch.fx.Node) or not self.edit.constant[bias]:
             return None
         same = bias.meta["val"].shape == value.shape[-1:] and bias.meta["val"].dtype == value.dtype
-        return user if same and value.dtype == product.meta["val"].dtype else None
+        return user if same and value.dtype == matmul.meta["val"].dtype else None
 
-    def hoist(self, node: Node) -> None:
+    def move_before_first_matmul(self, node: Node) -> None:
         """Move a constant node, and the nodes that compute it, before the first matmul."""
         waiting, later = [node], set[Node]()
         while waiting:

@@ -1,5 +1,6 @@
 """Rewrite quantization operators with several results: those that compute scales, and fake quantizers with a mask.
-PT2E's compute scales and zero points at each call. torch decomposes fake quantizers to ones with a mask.
+
+The former are PT2E's. Torch decomposes its fake quantizers to ones that also return a mask for gradients.
 
 Scales are float32; the library has float64, which TensorRT lacks. Zero points are integers, stored as float32.
 """
@@ -70,7 +71,7 @@ SCALE_FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
 """For each operator that computes scales and zero points, the form that expresses it in plain operators."""
 
 
-def drop_mask(form: Function) -> Function:
+def form_without_mask(form: Function) -> Function:
     """Return the form of a fake quantizer that also returns a mask; the rewritten call returns None as the mask."""
 
     def wrapped(known: Facts, *args: Argument) -> Argument:
@@ -94,7 +95,7 @@ def quantize_if_enabled(form: Function) -> Function:
     return wrapped
 
 
-def is_replaceable(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
+def can_use_form(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
     """Return whether an operator's readers allow its form: only operators with forms (which accept float32) read scales
     and zero points, and nothing reads a mask."""
     if not isinstance(node.meta.get("val"), tuple | list):

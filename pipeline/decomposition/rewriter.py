@@ -19,9 +19,9 @@ from pipeline.converters.attention import is_slow_attention
 from pipeline.converters.lookup import is_kept_in_torch
 from pipeline.converters.matmul import equivalent_operator, grouped_mm, is_faster_in_torch
 from pipeline.converters.user_registrations import UserRegistrations
-from pipeline.decomposition.candidates import CallSearch, Decompositions, check_results
-from pipeline.decomposition.complex import ComplexValues, has_complex
-from pipeline.decomposition.complex_rules import RULES, cast_rule_results
+from pipeline.decomposition.candidates import CallSearch, Decompositions, check_decomposition_results
+from pipeline.decomposition.complex import ComplexValues, contains_complex
+from pipeline.decomposition.complex_rules import RULES, rule_with_cast_results
 from pipeline.decomposition.control_flow import ControlFlow
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Call, Templates, argument_nodes
@@ -40,8 +40,8 @@ class Rewriter:
         self.graph = torch.fx.Graph()
         self.mode = fake_mode(program.graph)
         self.templates = Templates(self.mode)
-        self.user_calls = CallSearch(program, self.templates, choices, self.is_claimed)
-        self.control_flow = ControlFlow(self.graph, self.templates, self.emit, self.is_kept)
+        self.user_calls = CallSearch(program, self.templates, choices, self.is_claimed_by_user)
+        self.control_flow = ControlFlow(self.graph, self.templates, self.emit, self.is_kept_undecomposed)
         self.complex = ComplexValues(self.graph, self.mode, self.emit)
         self.constant: dict[Node, bool] = {}
         self.applied: set[object] = set()
@@ -56,16 +56,16 @@ class Rewriter:
 
         return self._transform_nodes(transform)
 
-    def is_kept(self, node: Node) -> bool:
-        """Return whether a node is not decomposed: settings run it in PyTorch, or a user's converter may accept it."""
-        users = self.is_claimed(Call.of_node(node)) or self.choices.registered_for(node.target) is not None
+    def is_kept_undecomposed(self, node: Node) -> bool:
+        """Return whether a node is not decomposed: settings keep it in PyTorch, or a user's converter may accept it."""
+        users = self.is_claimed_by_user(Call.of_node(node)) or self.choices.registered_for(node.target) is not None
         return users or is_kept_in_torch(node.target, node.meta, self.settings)
 
-    def decompose_refused(self, refused: Container[str]) -> torch.fx.Graph:
+    def decompose_refused(self, refused_names: Container[str]) -> torch.fx.Graph:
         """Decompose the nodes with these names as if the user had no converter for them, and copy all other nodes."""
 
         def transform(node: Node, call: Call) -> Argument:
-            apart = node.name in refused or node.target is operator.getitem
+            apart = node.name in refused_names or node.target is operator.getitem
             return self.emit(call, refused=True) if apart else self.add_call(call)
 
         return self._transform_nodes(transform)
@@ -81,31 +81,31 @@ class Rewriter:
                 self.record_constant(env[node])
         return self.graph
 
-    def is_claimed(self, call: Call) -> bool:
-        """Return whether the user has a HIGH converter that may accept a call, or a decomposition of its operator."""
-        return call.target in self.claims.decomposed or self.has_users_converter(call)
+    def is_claimed_by_user(self, call: Call) -> bool:
+        """Return whether a user's converter of HIGH priority may accept a call, or the user decomposes its operator."""
+        return call.target in self.claims.decomposed or self.may_have_users_converter(call)
 
-    def has_users_converter(self, call: Call) -> bool:
-        """Return whether the user has a HIGH converter that may accept a call."""
+    def may_have_users_converter(self, call: Call) -> bool:
+        """Return whether a user's converter of HIGH priority may accept a call."""
         return self.claims.may_convert(call.target, call.args, call.kwargs, call.value)
 
     def emit(self, call: Call, refused: bool = False) -> Argument:
         """Add a call to the new graph and return its value: the new node, or the result of the call's decomposition."""
         if call.target is operator.getitem and isinstance(call.args[0], (tuple, list)):
             return call.args[0][call.args[1]]
-        if is_kept_in_torch(call.target, call.meta, self.settings) or self.stays_in_torch(call):
+        if is_kept_in_torch(call.target, call.meta, self.settings) or self.is_grouped_matmul_for_torch(call):
             return self.add_call(call)
-        if has_complex(call.args, call.kwargs, call.value):
-            inlined = self.inline_pairs(call)
+        if contains_complex(call.args, call.kwargs, call.value):
+            inlined = self.inline_complex_rule(call)
             return inlined[0] if inlined else self.keep_or_decompose(call, lambda node: False)
-        if not refused and self.has_users_converter(call):
+        if not refused and self.may_have_users_converter(call):
             return self.add_call(call)
         inlined = self.inline_preferred(call)
         accepts = self.claims.accepts_without_users if refused else self.claims.accepts
         return inlined[0] if inlined else self.keep_or_decompose(call, accepts)
 
-    def stays_in_torch(self, call: Call) -> bool:
-        """Return whether a call stays in PyTorch, whose grouped matmul is faster, and the settings allow that."""
+    def is_grouped_matmul_for_torch(self, call: Call) -> bool:
+        """Return whether a call is a grouped matmul that PyTorch computes faster, and the settings allow PyTorch."""
         if self.choices.registered_for(call.target) is not grouped_mm or self.program.settings.require_full_compilation:
             return False
         (rows, _), matrices = (shape_of(x.meta["val"]) for x in call.args[:2])
@@ -129,7 +129,7 @@ class Rewriter:
         node = self.add_call(call)
         if not is_operator(node) or accepts(node) or is_slow_attention(node, self.program.settings):
             return node
-        convolution = None if call.target in self.choices.disabled else _as_convolution(node)
+        convolution = None if call.target in self.choices.disabled else _as_convolution_arguments(node)
         if convolution is not None:
             self.graph.erase_node(node)
             return self.emit(Call(aten.convolution.default, convolution, {}, node.meta))
@@ -153,7 +153,7 @@ class Rewriter:
         try:
             inlined = self.inline(function, call)
             if inlined is not None:
-                check_results(inlined[0], call.value)
+                check_decomposition_results(inlined[0], call.value)
                 self.applied.add(equivalent_operator(call.target))
             return inlined
         except ConversionError:
@@ -166,19 +166,19 @@ class Rewriter:
             name = str(call.target)
             raise ConversionError(call.name or name, name, source_line_in(call.meta), why) from error
 
-    def inline_pairs(self, call: Call) -> tuple[Argument] | None:
+    def inline_complex_rule(self, call: Call) -> tuple[Argument] | None:
         """Emit a complex operator by its rule on pairs of parts, and join the results; None if it has no rule."""
         rule = RULES.get(equivalent_operator(call.target))
         if rule is None:
             return None
         where = origin_of(call.meta)
         args, kwargs = self.complex.split_arguments((call.args, call.kwargs), where)
-        inlined = self.inline(cast_rule_results(rule, call.value), Call(rule, args, kwargs, where))
+        inlined = self.inline(rule_with_cast_results(rule, call.value), Call(rule, args, kwargs, where))
         return inlined and (self.complex.join_results(inlined[0], where),)
 
     def inline(self, function: Function, call: Call) -> tuple[Argument] | None:
-        """Emit a decomposition into the new graph and return its outputs; None if it does not apply, or would recurse:
-        decompositions of ours may call composites that lead to them."""
+        """Emit a decomposition into the new graph and return its outputs; None if it does not apply or would recurse:
+        a decomposition of this package may call a composite that leads back to it."""
         template = self.templates.find(function, call.target, call.args, call.kwargs, call.value)
         if template is None or template.key in self.open_templates:
             return None
@@ -193,8 +193,8 @@ class Rewriter:
             self.open_templates.remove(template.key)
 
 
-def _as_convolution(node: Node) -> tuple[object, ...] | None:
-    """Return the arguments of ``aten.convolution`` for a ``conv2d`` (or similar) node; None if it needs a trace."""
+def _as_convolution_arguments(node: Node) -> tuple[object, ...] | None:
+    """Return the arguments of ``aten.convolution`` for a ``conv2d`` (or similar) node; None if it must be traced."""
     if op_kind(node.target) is not Kind.CONVOLVES:
         return None
     x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)

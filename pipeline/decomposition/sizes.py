@@ -27,7 +27,7 @@ def replace_size_reads(inputs: Iterable[torch.fx.Node], graph: torch.fx.Graph) -
     live, sizes = _live_and_size_nodes(graph, places)
     for node in sizes:
         if any(is_operator(n) and n not in live for n in node.all_input_nodes):
-            node.replace_all_uses_with(_size_node(graph, node, places))
+            node.replace_all_uses_with(_insert_size_nodes(graph, node, places))
 
 
 def _graph_call(function: Callable[..., Argument]) -> Callable[..., Argument]:
@@ -77,9 +77,9 @@ def _size_sources(inputs: Iterable[torch.fx.Node]) -> Mapping[str, InputSize]:
 
 
 def _live_and_size_nodes(
-    graph: torch.fx.Graph, places: Mapping[str, InputSize]
+    graph: torch.fx.Graph, sources: Mapping[str, InputSize]
 ) -> tuple[set[torch.fx.Node], list[torch.fx.Node]]:
-    """Return the nodes that outputs depend on, and the size nodes that input sizes determine, which end the search."""
+    """Return the nodes that outputs depend on, and where that search ends: size nodes that input sizes determine."""
     live: set[torch.fx.Node] = set()
     sizes: set[torch.fx.Node] = set()
     waiting = [graph.output_node()]
@@ -87,7 +87,7 @@ def _live_and_size_nodes(
         node = waiting.pop()
         if node in live or node in sizes:
             continue
-        if _is_readable(node, places):
+        if _can_be_computed(node, sources):
             sizes.add(node)
         else:
             live.add(node)
@@ -95,20 +95,20 @@ def _live_and_size_nodes(
     return live, [node for node in graph.nodes if node in sizes]
 
 
-def _is_readable(node: torch.fx.Node, places: Mapping[str, InputSize]) -> bool:
+def _can_be_computed(node: torch.fx.Node, sources: Mapping[str, InputSize]) -> bool:
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, torch.SymInt) or isinstance(expr := expression(value), int):
         return False
-    return all(symbol.name in places for symbol in expr.free_symbols)
+    return all(symbol.name in sources for symbol in expr.free_symbols)
 
 
-def _size_node(graph: torch.fx.Graph, node: torch.fx.Node, places: Mapping[str, InputSize]) -> torch.fx.Node:
+def _insert_size_nodes(graph: torch.fx.Graph, node: torch.fx.Node, sources: Mapping[str, InputSize]) -> torch.fx.Node:
     """Insert nodes that compute a size from the inputs' sizes, before the node that read it from a tensor."""
     expr: Argument = expression(node.meta["val"])
     before = node.prev
     with graph.inserting_before(node):
         tracer = GraphAppendingTracer(graph)
-        known = {symbol: _symbol_proxy(tracer, places[symbol.name]) for symbol in sorted(expr.free_symbols, key=str)}
+        known = {symbol: _symbol_proxy(tracer, sources[symbol.name]) for symbol in sorted(expr.free_symbols, key=str)}
         result: torch.fx.Node = sympy_interp(_GraphSizeAnalysis, known, expr).node
     made: Argument = before.next
     while made is not node:

@@ -44,7 +44,7 @@ class Call:
 
 @frozen(eq=False)
 class Template:
-    """The traced graph of a decomposition for calls of one signature, ``key``, with a placeholder per node."""
+    """The traced graph of a decomposition for calls of one signature, ``key``: a placeholder for each argument node."""
 
     key: str
     graph: torch.fx.Graph
@@ -75,18 +75,18 @@ def argument_nodes(args: object, kwargs: object) -> list[torch.fx.Node]:
 
 
 def _trace_decomposition(
-    function: Callable[..., object], flat: list[Any], spec: Spec, target: object, mode: FakeTensorMode
+    function: Callable[..., object], flat_args: list[Any], spec: Spec, target: object, mode: FakeTensorMode
 ) -> torch.fx.GraphModule | None:
-    """Trace a decomposition for arguments ``flat``, whose nodes become placeholders; None if it does not apply."""
+    """Trace a decomposition for arguments ``flat_args``, whose nodes become placeholders; None if it does not apply."""
     fakes: list[Argument] = []
-    for value in (v.meta["val"] for v in flat if isinstance(v, torch.fx.Node)):
+    for value in (v.meta["val"] for v in flat_args if isinstance(v, torch.fx.Node)):
         # tracing identifies tensors by identity, and nodes from one template share theirs
         shared = isinstance(value, torch.Tensor) and any(value is other for other in fakes)
         fakes.append(value.detach() if shared else value)
 
     def call(*values: object) -> Argument:
         given = iter(values)
-        args, kwargs = tree_unflatten([next(given) if isinstance(v, torch.fx.Node) else v for v in flat], spec)
+        args, kwargs = tree_unflatten([next(given) if isinstance(v, torch.fx.Node) else v for v in flat_args], spec)
         result = function(*map(_copy_lists, args), **kwargs)
         if result is NotImplemented:
             raise _DoesNotApply
@@ -114,7 +114,7 @@ def _copy_lists(value: object) -> object:
 
 
 def _introduces_symbols(node: torch.fx.Node) -> bool:
-    """Return whether a node introduces a data-dependent size, for which the program has a different symbol."""
+    """Return whether a node introduces a data-dependent size, for which the program has another symbol already."""
 
     def symbols(nodes: Iterable[torch.fx.Node]) -> set[Argument]:
         return {s for n in nodes for v in tree_leaves(n.meta.get("val")) for s in free_unbacked_symbols(v)}

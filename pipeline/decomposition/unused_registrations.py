@@ -45,14 +45,14 @@ def unused_registrations(
     used = {(target, choice.support, choice.priority) for target, choice in taken}
     idle = [d for d in claims.declarations if (qualified_name(d.key), d.support, d.priority) not in used]
     left = claims.decomposed - program.decomposed
-    idle_entries = [] if claims.lookup.settings.torch_executed_ops == frozenset() else _unmatched(program, claims)
+    idle_entries = [] if claims.lookup.settings.torch_executed_ops == frozenset() else _unmatched_ops(program, claims)
     if not idle and not left and not idle_entries:
         return ()
     search = _UnusedSearch(program, verdicts, claims, choices, refusals, Templates(fake_mode(program.graph)))
     return (*search.unused_converters(idle), *search.unused_decompositions(left), *search.unused_entries(idle_entries))
 
 
-def _unmatched(program: Program, claims: UserRegistrations) -> list[Argument]:
+def _unmatched_ops(program: Program, claims: UserRegistrations) -> list[Argument]:
     """Return the entries of ``torch_executed_ops`` that match no call; overloads of an operator count as one."""
     entries, known = claims.lookup.settings.torch_executed_ops, dict[tuple[Any, str], None]()
     for each in (program.source or program, program):
@@ -73,20 +73,20 @@ class _UnusedSearch:
     templates: Templates
 
     def unused_converters(self, declarations: list[Declaration]) -> Iterator[Unreached]:
-        """Yield the unused converters among these whose operator the model calls, each with the reason."""
+        """Yield a record, with the reason, for each of these unused converters whose operator the model calls."""
         for declaration in declarations:
             found = self.find_call(declaration.key)
             if found is not None:
                 name = f"the converter {declaration.support.name} of {qualified_name(declaration.key)}"
-                yield Unreached(name, *self.why_converter_is_unused(declaration, found))
+                yield Unreached(name, *self.reason_and_hint_for_converter(declaration, found))
 
     def unused_decompositions(self, operators: frozenset[Any]) -> Iterator[Unreached]:
-        """Yield an entry for each unused decomposition of these operators, if the model calls the operator."""
+        """Yield a record, with the reason, for the decomposition of each of these operators that the model calls."""
         for op in sorted(operators, key=str):
             found = self.find_call(op)
             if found is not None:
                 name = f"the decomposition {function_name(self.choices.registered[op])} of {qualified_name(op)}"
-                yield Unreached(name, *self.why_decomposition_is_unused(op, found))
+                yield Unreached(name, *self.reason_and_hint_for_decomposition(op, found))
 
     def find_call(self, target: object) -> Node | None:
         """Return a call of an operator, or of a composite of it, in the current or captured program; else None."""
@@ -95,9 +95,9 @@ class _UnusedSearch:
             return direct
         source = self.program.source or self.program
         choices = Decompositions(self.choices.registered)
-        return CallSearch(source, self.templates, choices, lambda call: call.target is target).find_first(source.graph)
+        return CallSearch(source, self.templates, choices, lambda call: call.target is target).find_wanted(source.graph)
 
-    def why_converter_is_unused(self, declaration: Declaration, call: Node) -> tuple[str, str]:
+    def reason_and_hint_for_converter(self, declaration: Declaration, call: Node) -> tuple[str, str]:
         """Return why a user's converter was not used for this call, and a hint."""
         settings = self.claims.lookup.settings
         hint = _HIGH if declaration.priority is ConverterPriority.STANDARD else ""
@@ -126,7 +126,7 @@ class _UnusedSearch:
         return f"{verdict.choice.support.name} has precedence, and accepts {call.name}", hint
 
     def unused_entries(self, unmatched: list[object]) -> Iterator[Unreached]:
-        """Yield an entry for each of these unused entries of ``torch_executed_ops``, with the reason and a hint."""
+        """Yield a record, with the reason, for each of these entries of ``torch_executed_ops`` that match no call."""
         for entry in unmatched:
             found = self.find_call(entry) if isinstance(entry, OpOverload) else None
             name = f"{entry_name(entry)} in torch_executed_ops"
@@ -140,7 +140,7 @@ class _UnusedSearch:
                 listed = ", ".join(map(repr, paths[:8]))
                 yield Unreached(name, "it returns False for every module", f"the paths are {listed}")
 
-    def why_decomposition_is_unused(self, op: object, call: Node) -> tuple[str, str]:
+    def reason_and_hint_for_decomposition(self, op: object, call: Node) -> tuple[str, str]:
         """Return why a user's decomposition was not used for this call, and a hint."""
         if is_kept_in_torch(call.target, call.meta, self.claims.lookup.settings):
             return f"torch_executed_ops keeps {call.name} in PyTorch", ""

@@ -34,14 +34,14 @@ def contract_products(rewriting: Rewriting) -> None:
     for node in rewriting.nodes(aten.sum.dim_IntList):
         product = node.args[0]
         if isinstance(product, Node) and product.target is aten.mul.Tensor and dtype_of(product) in FLOATS:
-            _replace_product(rewriting, node, product)
+            _replace_sum_of_product(rewriting, node, product)
 
 
-def contract_as_matmul(a: Tensor, b: Tensor, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> Tensor:
-    """Return ``(a * b).sum(dims, keepdim)`` as a matmul that contracts the summed dims that both factors have."""
+def contract_by_matmul(a: Tensor, b: Tensor, summed_dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> Tensor:
+    """Return ``(a * b).sum(summed_dims, keepdim)``, as a matmul over the summed dims that both factors have."""
     rank = max(a.dim(), b.dim())
     left, right = (_einsum_letters(x.shape, rank) for x in (a, b))
-    kept = [letter for i, letter in enumerate(ascii_letters[:rank]) if i not in dims]
+    kept = [letter for i, letter in enumerate(ascii_letters[:rank]) if i not in summed_dims]
     out = "".join(letter for letter in kept if letter in left + right)
     a, b = (x.to(dtype).squeeze([i for i, size in enumerate(x.shape) if _is_size_one(size)]) for x in (a, b))
     result: Tensor = einsum(f"{left},{right}->{out}", [a, b])
@@ -50,23 +50,23 @@ def contract_as_matmul(a: Tensor, b: Tensor, dims: Sequence[int], keepdim: bool,
     return result
 
 
-def _replace_product(rewriting: Rewriting, node: Node, product: Node) -> None:
+def _replace_sum_of_product(rewriting: Rewriting, sum_node: Node, product: Node) -> None:
     rank = rank_of(product)
     a, b = product.args
-    if not (isinstance(a, Node) and isinstance(b, Node)) or dtype_of(node) != dtype_of(product):
+    if not (isinstance(a, Node) and isinstance(b, Node)) or dtype_of(sum_node) != dtype_of(product):
         return
     a = _skip_expansion(a, b)
     b = _skip_expansion(b, a)
-    elements = (math.prod(shape_of(x.meta["val"])) for x in (product, a, b, node))
+    elements = (math.prod(shape_of(x.meta["val"])) for x in (product, a, b, sum_node))
     most, *others = (rewriting.program.shapes.bounds(count).opt for count in elements)
     both = {*_einsum_letters(a.meta["val"].shape, rank)} & {*_einsum_letters(b.meta["val"].shape, rank)}
     if most < max(LARGE, TIMES * sum(others)):
         return
-    summed = [dim % rank for dim in argument(node, "dim") or range(rank)]
+    summed = [dim % rank for dim in argument(sum_node, "dim") or range(rank)]
     if both.isdisjoint(ascii_letters[dim] for dim in summed):
         return
-    create = rewriting.before(node)
-    new = create.trace(contract_as_matmul, a, b, summed, argument(node, "keepdim"), dtype_of(product))
+    create = rewriting.before(sum_node)
+    new = create.add_traced(contract_by_matmul, a, b, summed, argument(sum_node, "keepdim"), dtype_of(product))
     if new is not None:
         create.replace(new)
 
@@ -81,13 +81,13 @@ def _is_size_one(size: Argument) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _skip_expansion(x: Node, other: Node) -> Node:
-    """Return the input of an expansion ``x`` if ``other`` broadcasts it to the same sizes in a product; else ``x``."""
-    if x.target is not aten.expand.default or not isinstance(source := x.args[0], Node):
-        return x
-    theirs = shape_of(other.meta["val"])
-    given, wanted = (shape_of(node.meta["val"]) for node in (source, x))
+def _skip_expansion(factor: Node, other_factor: Node) -> Node:
+    """Return the input of ``factor``, an expand, if ``other_factor`` broadcasts it to its sizes; else ``factor``."""
+    if factor.target is not aten.expand.default or not isinstance(source := factor.args[0], Node):
+        return factor
+    theirs = shape_of(other_factor.meta["val"])
+    given, wanted = (shape_of(node.meta["val"]) for node in (source, factor))
     given = (1,) * (len(wanted) - len(given)) + given
     theirs = (1,) * (len(wanted) - len(theirs)) + theirs
     spread = all(a == b or b == c for a, b, c in zip(given, wanted, theirs[-len(wanted) :], strict=True))
-    return source if spread else x
+    return source if spread else factor

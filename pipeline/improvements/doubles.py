@@ -46,21 +46,21 @@ COSINE: Final = tuple(_TERMS[2::2])
 
 
 def keep_parts(x: Parts) -> Parts:
-    """Return the parts of a value unchanged; used where two formats have the same tensors."""
+    """Return the parts of a value unchanged: the conversion between two formats with the same tensors."""
     return x
 
 
-def as_single(x: Tensor) -> Parts:
+def to_single_part(x: Tensor) -> Parts:
     """Round a tensor to float32, and return it as a tuple of one part."""
     return (x.float(),)
 
 
-def split_single(x: Parts) -> Parts:
+def split_single_part(single: Parts) -> Parts:
     """Split a float32 tensor, given as a tuple of one part, into a coarse and a fine part."""
-    return split(x[0])
+    return to_coarse_and_fine(single[0])
 
 
-def split(x: Tensor) -> Parts:
+def to_coarse_and_fine(x: Tensor) -> Parts:
     """Split a tensor into a coarse and a fine part, which keep 32 bits of an integer and 33 bits of a float64."""
     exact = x if x.dtype == torch.float64 else x.float() if x.is_floating_point() else x.long()
     coarse = exact.to(torch.bfloat16).float()
@@ -72,18 +72,18 @@ def multiply(x: Parts, y: Parts) -> Parts:
     return x[0] * y[0], x[0] * y[1] + x[1] * (y[0] + y[1])
 
 
-def divide(x: Parts, y: Tensor) -> Parts:
-    """Return ``x / y`` for a float64 constant ``y``, as two numbers like those of `multiply`."""
-    return multiply(x, split(y.reciprocal()))
+def divide(x: Parts, divisor: Tensor) -> Parts:
+    """Return ``x / divisor`` for a float64 constant ``divisor``, as two numbers like those of `multiply`."""
+    return multiply(x, to_coarse_and_fine(divisor.reciprocal()))
 
 
-def split_product(parts: Parts) -> Parts:
+def product_to_coarse_and_fine(product: Parts) -> Parts:
     """Convert the two numbers that `multiply` returns to a coarse and a fine part."""
-    coarse = (parts[0] + parts[1]).to(torch.bfloat16).float()
-    return coarse, (parts[0] - coarse) + parts[1]
+    coarse = (product[0] + product[1]).to(torch.bfloat16).float()
+    return coarse, (product[0] - coarse) + product[1]
 
 
-def add_parts(parts: Parts) -> Parts:
+def sum_to_single_part(parts: Parts) -> Parts:
     """Return the sum of the two parts of a value, rounded to float32."""
     return (parts[0] + parts[1],)
 
@@ -98,41 +98,41 @@ def subtract(x: Parts, y: Parts) -> Parts:
     return ((x[0] - y[0]) + (x[1] - y[1]),)
 
 
-def angle_in_turns(x: Parts, rate: Tensor) -> Parts:
-    """Return the angle ``x * rate`` for a float64 constant ``rate``, in turns without the integer part.
+def product_in_turns(x: Parts, factor: Tensor) -> Parts:
+    """Return the angle ``x * factor`` (radians, a float64 constant ``factor``) in turns, without whole turns.
 
-    ``x`` is split into three parts of 8 bits, and ``rate`` in turns into two parts of 16 bits and a remainder, so that
-    the products of parts are exact.
+    ``x`` is split into three parts of 8 bits; ``factor / (2 * pi)`` into two parts of 16 bits and a remainder. So the
+    products of parts are exact.
     """
     middle = x[1].to(torch.bfloat16).float()
-    rate = rate * (0.5 / math.pi)
-    first = _first_bits(rate)
-    second = _first_bits(rate - first)
-    rank = max(x[0].dim(), rate.dim())
+    factor = factor * (0.5 / math.pi)
+    first = _first_16_bits(factor)
+    second = _first_16_bits(factor - first)
+    rank = max(x[0].dim(), factor.dim())
     steps = _stack_broadcast([x[0] + x[1], *[x[1] - middle, middle, x[0]] * 2], rank)
-    rates = _stack_broadcast([rate - first - second, *[second] * 3, *[first] * 3], rank).float()
+    rates = _stack_broadcast([factor - first - second, *[second] * 3, *[first] * 3], rank).float()
     terms = steps * rates
     terms = terms - terms.round()
     coarse = (terms * GRID).round() * (1 / GRID)
     return coarse.sum(0), (terms - coarse).sum(0)
 
 
-def turns_by_period(x: Parts, period: Tensor) -> Parts:
-    """Return the angle ``x / period``, in turns, for a float64 constant ``period``."""
-    return angle_in_turns(x, period.reciprocal())
+def quotient_in_turns(x: Parts, divisor: Tensor) -> Parts:
+    """Return the angle ``x / divisor`` (radians, a float64 constant ``divisor``) in turns, without whole turns."""
+    return product_in_turns(x, divisor.reciprocal())
 
 
-def to_turns(x: Tensor) -> Parts:
-    """Convert an angle in radians to turns without the integer part."""
-    return angle_in_turns(split(x), torch.ones((), dtype=torch.float64, device=x.device))
+def radians_to_turns(angle: Tensor) -> Parts:
+    """Convert an angle in radians to turns, without whole turns."""
+    return product_in_turns(to_coarse_and_fine(angle), torch.ones((), dtype=torch.float64, device=angle.device))
 
 
-def to_circle(x: Tensor) -> Parts:
-    """Return the sine and cosine of an angle in radians, in the format of `sine_and_cosine`."""
-    return sine_and_cosine(to_turns(x))
+def radians_to_sine_and_cosine(angle: Tensor) -> Parts:
+    """Return the sine and cosine of an angle in radians, in the format of `reduced_sine_and_cosine`."""
+    return reduced_sine_and_cosine(radians_to_turns(angle))
 
 
-def _first_bits(x: Tensor) -> Tensor:
+def _first_16_bits(x: Tensor) -> Tensor:
     """Return the first 16 of a float64's 53 bits, by Veltkamp's splitting; used only for constants, in PyTorch."""
     scaled = x * (2**37 + 1)
     return scaled - (scaled - x)
@@ -143,35 +143,35 @@ def _stack_broadcast(tensors: list[Tensor], rank: int) -> Tensor:
     return torch.stack([x[(None,) * (rank - x.dim())] if x.dim() < rank else x for x in tensors])
 
 
-def sine_and_cosine(parts: Parts) -> Parts:
+def reduced_sine_and_cosine(turns: Parts) -> Parts:
     """Return an angle's sine and cosine relative to the nearest quarter turn, and that quarter, from -2 to 2."""
-    coarse = parts[0] - parts[0].round()
+    coarse = turns[0] - turns[0].round()
     quarters = (coarse * 4).round()
     coarse = coarse - quarters * 0.25
-    angle = coarse + parts[1]
+    angle = coarse + turns[1]
     square = angle * angle
-    sine = coarse * TURN + (parts[1] * TURN + angle * _polynomial(square, SINE))
-    return sine, 1 + square * _polynomial(square, COSINE), quarters
+    sine = coarse * TURN + (turns[1] * TURN + angle * _evaluate_polynomial(square, SINE))
+    return sine, 1 + square * _evaluate_polynomial(square, COSINE), quarters
 
 
-def sine_of_circle(parts: Parts) -> Parts:
-    """Return the sine of an angle from the results of `sine_and_cosine`."""
-    even, odd, quarters = parts
+def sine_from_reduced(reduced: Parts) -> Parts:
+    """Return the sine of an angle from the results of `reduced_sine_and_cosine`."""
+    even, odd, quarters = reduced
     return (_rotate_by_quarters(even, odd, quarters, (quarters < -0.5) | (quarters > 1.5)),)
 
 
-def cosine_of_circle(parts: Parts) -> Parts:
-    """Return the cosine of an angle from the results of `sine_and_cosine`."""
-    odd, even, quarters = parts
+def cosine_from_reduced(reduced: Parts) -> Parts:
+    """Return the cosine of an angle from the results of `reduced_sine_and_cosine`."""
+    odd, even, quarters = reduced
     return (_rotate_by_quarters(even, odd, quarters, (quarters > 0.5) | (quarters < -1.5)),)
 
 
-def _rotate_by_quarters(even: Tensor, odd: Tensor, quarters: Tensor, negative: Tensor) -> Tensor:
-    value = torch.where(quarters.abs() == 1, odd, even)
-    return torch.where(negative, -value, value)
+def _rotate_by_quarters(value_if_even: Tensor, value_if_odd: Tensor, quarters: Tensor, is_negative: Tensor) -> Tensor:
+    value = torch.where(quarters.abs() == 1, value_if_odd, value_if_even)
+    return torch.where(is_negative, -value, value)
 
 
-def _polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+def _evaluate_polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     *rest, value = coefficients
     result = x * value + rest.pop()
     while rest:
@@ -180,23 +180,23 @@ def _polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
 
 
 GIVEN: Final = {
-    Format.SPLIT: split,
-    Format.SINGLE: as_single,
-    Format.TURNS: to_turns,
-    Format.TERMS: split,
-    Format.PARTS: split,
-    Format.CIRCLE: to_circle,
-    Format.SUM: as_single,
+    Format.SPLIT: to_coarse_and_fine,
+    Format.SINGLE: to_single_part,
+    Format.TURNS: radians_to_turns,
+    Format.TERMS: to_coarse_and_fine,
+    Format.PARTS: to_coarse_and_fine,
+    Format.CIRCLE: radians_to_sine_and_cosine,
+    Format.SUM: to_single_part,
 }
 """For each format, the function that converts to it a constant or a tensor whose dtype is not float64."""
 
 DERIVED: Final = (
     (Format.SPLIT, Format.PARTS, keep_parts),
-    (Format.TERMS, Format.PARTS, split_product),
-    (Format.SINGLE, Format.PARTS, split_single),
+    (Format.TERMS, Format.PARTS, product_to_coarse_and_fine),
+    (Format.SINGLE, Format.PARTS, split_single_part),
     (Format.PARTS, Format.TERMS, keep_parts),
-    (Format.TURNS, Format.CIRCLE, sine_and_cosine),
+    (Format.TURNS, Format.CIRCLE, reduced_sine_and_cosine),
     (Format.SINGLE, Format.SUM, keep_parts),
-    (Format.TERMS, Format.SUM, add_parts),
+    (Format.TERMS, Format.SUM, sum_to_single_part),
 )
 """Conversions between formats of a value: from a format, to a format, and the function. The first match applies."""

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, dtype_of, improvement, rank_of
+from pipeline.improvements.rewriting import CallBuilder, Node, Rewriting, aten, dtype_of, improvement, rank_of
 from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, shape_of
 
@@ -40,10 +40,10 @@ def exact_convolutions(rewriting: Rewriting) -> None:
     """Replace float16 convolutions by a matmul of weights with windows of the image, or with pixels for 1 x 1 kernels.
 
     TensorRT-RTX accumulates float16 convolutions in float16 (quirk ``convolution-sums``). By default the pass replaces
-    convolutions whose sums have many terms, with many output channels and few pixels; the matmuls took 0.7 to 1.5 times
-    as long on an H200, each alone (docs/notes/2026-11-29-real-sizes.md). Other convolutions with many terms and few
-    pixels run in float32. ``use_fp32_acc=True`` replaces all convolutions, by float32 convolutions if the windows would
-    need too much memory; ``use_fp32_acc=False`` replaces none.
+    convolutions whose sums have many terms, with many output channels and few pixels; the matmuls, measured alone,
+    took 0.7 to 1.5 times as long on an H200 (docs/notes/2026-11-29-real-sizes.md). Other convolutions with many terms
+    and few pixels run in float32. ``use_fp32_acc=True`` replaces all convolutions, by float32 convolutions if the
+    windows would need too much memory; ``use_fp32_acc=False`` replaces none.
     """
     settings = rewriting.program.settings
     if settings.use_fp32_acc is False or not is_avoided("convolution-sums"):
@@ -51,16 +51,16 @@ def exact_convolutions(rewriting: Rewriting) -> None:
     found = (_match_convolution(rewriting, node) for node in rewriting.nodes(aten.convolution.default))
     convolutions = [convolution for convolution in found if convolution is not None]
     every = settings.use_fp32_acc is True
-    wide = [c for c in convolutions if c.taps > 1]
-    mostly = sum(c.work for c in wide if c.is_worthwhile) >= MOSTLY * sum(c.work for c in wide) > 0
-    for each in convolutions:
-        if each.terms <= FEW_TERMS:
+    wide = [c for c in convolutions if c.kernel_elements > 1]
+    mostly = sum(c.products for c in wide if c.is_worth_a_matmul) >= MOSTLY * sum(c.products for c in wide) > 0
+    for c in convolutions:
+        if c.terms <= FEW_TERMS:
             continue
-        done = each.is_pixelwise and (every or mostly) and _use_pixels(rewriting.before(each.node), each, exact=every)
-        if not done and each.fits_in_memory(every) and (every or (each.taps > 1 and each.is_worthwhile)):
-            done = _use_windows(rewriting.before(each.node), each)
-        if not done and (every or each.is_small):
-            _replace_by_float32(rewriting.before(each.node))
+        done = c.is_pixelwise and (every or mostly) and _use_pixel_matmul(rewriting.before(c.node), c, every)
+        if not done and c.windows_fit_in_memory(every) and (every or (c.kernel_elements > 1 and c.is_worth_a_matmul)):
+            done = _use_window_matmul(rewriting.before(c.node), c)
+        if not done and (every or c.is_cheap_in_float32):
+            _replace_by_float32_convolution(rewriting.before(c.node))
 
 
 @frozen
@@ -76,36 +76,36 @@ class Convolution:
     kernel: tuple[int, ...]
 
     @property
-    def taps(self) -> int:
+    def kernel_elements(self) -> int:
         return math.prod(self.kernel)
 
     @property
-    def work(self) -> int:
+    def products(self) -> int:
         """The number of multiplications of the convolution."""
         return self.pixels * self.terms * self.maps
 
     @property
-    def is_worthwhile(self) -> bool:
+    def is_worth_a_matmul(self) -> bool:
         """Return whether a matmul of windows takes about as long as TensorRT's convolution and is much more exact."""
-        return self.terms >= TERMS and self.maps >= MAPS and self.fits_in_memory(all_exact=False)
+        return self.terms >= TERMS and self.maps >= MAPS and self.windows_fit_in_memory(fp32_acc=False)
 
     @property
-    def is_small(self) -> bool:
+    def is_cheap_in_float32(self) -> bool:
         """Return whether a convolution has many terms and few pixels, so that float32 costs little time."""
-        return self.terms >= TERMS and self.taps > 1 and self.pixels <= FEW_PIXELS
+        return self.terms >= TERMS and self.kernel_elements > 1 and self.pixels <= FEW_PIXELS
 
     @property
     def is_pixelwise(self) -> bool:
         """Return whether each output pixel depends on exactly one input pixel, and all input pixels are read."""
-        is_dense = not any(self.per_dim("padding")) and set(self.per_dim("stride")) == {1}
-        return self.taps == 1 and self.groups == 1 and is_dense
+        is_dense = not any(self.option_per_dim("padding")) and set(self.option_per_dim("stride")) == {1}
+        return self.kernel_elements == 1 and self.groups == 1 and is_dense
 
-    def fits_in_memory(self, all_exact: bool) -> bool:
+    def windows_fit_in_memory(self, fp32_acc: bool) -> bool:
         """Return whether the windows of all output pixels fit in the memory that the pass may use for them."""
         size = self.pixels * self.terms * 2
-        return self.groups == 1 and self.taps <= TAPS and size <= (WINDOWS_AT_MOST if all_exact else WINDOWS)
+        return self.groups == 1 and self.kernel_elements <= TAPS and size <= (WINDOWS_AT_MOST if fp32_acc else WINDOWS)
 
-    def per_dim(self, name: str) -> list[int]:
+    def option_per_dim(self, name: str) -> list[int]:
         """Return a convolution argument, such as the stride, as a list with a value for each spatial dim."""
         value: list[int] = list(argument(self.node, name))
         return value * (len(self.kernel) if len(value) == 1 else 1)
@@ -130,13 +130,13 @@ def _match_convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
     return Convolution(node, pixels, argument(node, "groups"), maps, channels * math.prod(kernel), tuple(kernel))
 
 
-def _use_windows(create: NewCalls, convolution: Convolution) -> bool:
-    """Replace a convolution by a matmul of windows [N, …, taps * channels] and weights [maps, taps * channels]."""
+def _use_window_matmul(create: CallBuilder, convolution: Convolution) -> bool:
+    """Replace a convolution by a matmul of windows [N, …, terms] and weights [maps, terms]; see `Convolution`."""
     x, weight, bias = convolution.node.args[:3]
     rank = len(convolution.kernel)
     last = (0, *range(2, rank + 2), 1)
     image = create(aten.permute.default, x, last)
-    padding = convolution.per_dim("padding")
+    padding = convolution.option_per_dim("padding")
     if any(padding):
         pads = [p for pad in reversed(padding) for p in (pad, pad)]
         image = create(aten.constant_pad_nd.default, image, [0, 0, *pads], 0.0)
@@ -152,10 +152,10 @@ def _use_windows(create: NewCalls, convolution: Convolution) -> bool:
     return create.replace(create(aten.permute.default, result, (0, rank + 1, *range(1, rank + 1))))
 
 
-def _slice_windows(create: NewCalls, convolution: Convolution, image: Node) -> list[Node]:
+def _slice_windows(create: CallBuilder, convolution: Convolution, image: Node) -> list[Node]:
     """Return for each element of the kernel the slice of ``image`` [N, …, C] with the pixels that it multiplies."""
     counts = shape_of(convolution.node.meta["val"])[2:]
-    strides, dilations = convolution.per_dim("stride"), convolution.per_dim("dilation")
+    strides, dilations = convolution.option_per_dim("stride"), convolution.option_per_dim("dilation")
     parts: list[Node] = []
     for place in itertools.product(*map(range, convolution.kernel)):
         part = image
@@ -171,35 +171,35 @@ def _slice_windows(create: NewCalls, convolution: Convolution, image: Node) -> l
     return parts
 
 
-def _use_pixels(create: NewCalls, convolution: Convolution, exact: bool) -> bool:
-    """Replace a convolution by a matmul of weights [maps, channels] and pixels [N, channels, …]. ``exact``: the bias is
-    a term of the sums, which costs a copy of the pixels; else the bias is added to the rounded sums."""
+def _use_pixel_matmul(create: CallBuilder, convolution: Convolution, bias_in_sums: bool) -> bool:
+    """Replace a convolution by a matmul of weights [maps, channels] and pixels [N, channels, …]. ``bias_in_sums``: the
+    bias is a term of the sums, which costs a copy of the pixels; else the bias is added to the rounded sums."""
     x: Argument = convolution.node.args[0]
     weight, bias = convolution.node.args[1:3]
     rank, maps = len(convolution.kernel), convolution.maps
     sizes = [create.size(x, dim) for dim in (0, *range(2, rank + 2))]
     pixels = create(aten.flatten.using_ints, x, 2) if rank > 1 else x
     matrix = create(aten.reshape.default, weight, [maps, convolution.terms])
-    if bias is not None and exact:
+    if bias is not None and bias_in_sums:
         matrix = _append_bias_column(create, matrix, bias)
         pixels = create(aten.constant_pad_nd.default, pixels, [0, 0, 0, ALIGNED], 1.0)
     result = create(aten.matmul.default, create(aten.unsqueeze.default, matrix, 0), pixels)
-    if bias is not None and not exact:
+    if bias is not None and not bias_in_sums:
         result = create(aten.add.Tensor, result, create(aten.reshape.default, bias, [1, maps, 1]))
     return create.replace(create(aten.reshape.default, result, [sizes[0], maps, *sizes[1:]]))
 
 
-def _append_bias_column(create: NewCalls, matrix: Node, bias: Argument) -> Node:
+def _append_bias_column(create: CallBuilder, matrix: Node, bias: Argument) -> Node:
     """Append the bias to the weight matrix as a column that is multiplied by 1; zero columns pad the matrix."""
     column = create(aten.reshape.default, bias, [matrix.meta["val"].shape[0], 1])
     padded = create(aten.constant_pad_nd.default, column, [0, ALIGNED - 1], 0.0)
     return create(aten.cat.default, [matrix, padded], 1)
 
 
-def _replace_by_float32(create: NewCalls) -> None:
+def _replace_by_float32_convolution(create: CallBuilder) -> None:
     """Replace a float16 convolution by a float32 convolution between casts.
 
-    Then a flat maximum of the result with itself keeps later layers out of its kernel (quirk ``rounded-convolutions``).
+    The maximum of the flat result with itself keeps later layers out of the kernel (quirk ``rounded-convolutions``).
     """
     x, weight, bias, *options = create.node.args
     wide = [each if each is None else create.cast(each, torch.float32) for each in (x, weight, bias)]  # type: ignore[arg-type]

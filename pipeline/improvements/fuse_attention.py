@@ -20,7 +20,7 @@ from pipeline.aten.types import Argument
 from pipeline.converters.attention import is_fused
 from pipeline.improvements.rewriting import (
     FLOATS,
-    NewCalls,
+    CallBuilder,
     Node,
     Rewriting,
     aten,
@@ -29,7 +29,7 @@ from pipeline.improvements.rewriting import (
     improvement,
     is_cast,
     is_copy,
-    is_transposed,
+    is_permutation,
     only_reader,
     permuted_dims,
     rank_of,
@@ -67,30 +67,30 @@ def fuse_attention(rewriting: Rewriting) -> None:
     for node in rewriting.nodes(*PRODUCTS):
         weights, value = node.args[:2]
         softmax = _skip_copies_and_casts(weights)
-        if not _is_softmax(softmax) or not isinstance(value, Node) or dtype_of(value) != dtype_of(node):
+        if not _is_softmax_of_last_dim(softmax) or not isinstance(value, Node) or dtype_of(value) != dtype_of(node):
             continue
         if not _is_only_reader_of_chain(weights, softmax, node):
             continue
         scores = evaluate(_match_scores, rewriting, softmax.args[0], softmax)
         if scores is None or {dtype_of(scores.query), dtype_of(scores.key)} != {dtype_of(node)}:
             continue
-        if not scores.finite or _has_unmasked_positions(rewriting, scores):
+        if not scores.finite or _has_unmasked_position_in_every_row(rewriting, scores):
             _replace_by_attention(rewriting, node, scores, value)
 
 
-def _replace_by_attention(rewriting: Rewriting, node: Node, scores: Scores, value: Node) -> None:
-    key = _transpose_key(rewriting, scores.key, node)
+def _replace_by_attention(rewriting: Rewriting, matmul: Node, scores: Scores, value: Node) -> None:
+    key = _transpose_key(rewriting, scores.key, matmul)
     leading = {shape_of(n.meta["val"])[:-2] for n in (scores.query, key, value)}
     if len(leading) > 1:  # attention broadcasts less than matmuls do
         return
-    mask = _merge_masks(rewriting.before(node), scores)
+    mask = _merge_masks(rewriting.before(matmul), scores)
     arguments = (scores.query, key, value, mask, 0.0, False)
-    new = rewriting.create(SDPA, arguments, {"scale": scores.scale}, node)
-    if not (rewriting.accepted(new) and is_fused(new, rewriting.program.settings) and rewriting.replace(node, new)):
+    new = rewriting.create(SDPA, arguments, {"scale": scores.scale}, matmul)
+    if not (rewriting.accepted(new) and is_fused(new, rewriting.program.settings) and rewriting.replace(matmul, new)):
         rewriting.erase(new)
 
 
-def _is_softmax(node: object) -> bool:
+def _is_softmax_of_last_dim(node: object) -> bool:
     if not isinstance(node, Node) or node.target not in (aten.softmax.int, aten._softmax.default):
         return False
     return argument(node, "dim") in (-1, rank_of(node) - 1)
@@ -103,12 +103,12 @@ def _skip_copies_and_casts(node: object) -> Argument:
     return node
 
 
-def _is_only_reader_of_chain(node: object, first: Node, reader: Node) -> bool:
-    """Return whether ``reader`` alone reads ``node``, and each node from ``first`` on is read only by the next node."""
-    while isinstance(node, Node) and only_reader(node) is reader:
-        if node is first:
+def _is_only_reader_of_chain(last: object, first: Node, reader: Node) -> bool:
+    """Return whether ``reader`` alone reads ``last``, and each node from ``first`` on is read only by the next node."""
+    while isinstance(last, Node) and only_reader(last) is reader:
+        if last is first:
             return True
-        reader, node = node, node.args[0]
+        reader, last = last, last.args[0]
     return False
 
 
@@ -132,9 +132,9 @@ def _match_scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Sco
 
 
 def _match_scaled_scores(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    """Match attention scores that are multiplied or divided by a number; None if a mask is applied before it."""
+    """Match attention scores that are multiplied or divided by a number; None if a mask was applied before."""
     for inner, other in [node.args[:2]] if node.target is aten.div.Tensor else both_orders(node):
-        factor = rewriting.number(other)
+        factor = rewriting.known_number(other)
         found: Scores | None = (yield _match_scores, rewriting, inner, node) if factor else None
         if factor and found is not None and not found.added and not found.allowed:
             return evolve(found, scale=found.scale * (factor if node.target is aten.mul.Tensor else 1 / factor))
@@ -158,12 +158,12 @@ def _match_where_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
         inner, condition, filled = node.args[:3]
     elif node.target is aten.where.self:
         condition, inner, filled = node.args[:3]
-        allows = rewriting.number(filled) is not None
+        allows = rewriting.known_number(filled) is not None
         if not allows:
             inner, filled = filled, inner
     else:
         return None
-    number = rewriting.number(filled)
+    number = rewriting.known_number(filled)
     if number is None or number > BLOCKED or not isinstance(condition, Node):
         return None
     found: Scores | None = yield _match_scores, rewriting, inner, node
@@ -177,9 +177,9 @@ def _match_where_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
     return evolve(found, allowed=(*found.allowed, (condition, allows)), finite=finite)
 
 
-def _has_unmasked_positions(rewriting: Rewriting, scores: Scores) -> bool:
+def _has_unmasked_position_in_every_row(rewriting: Rewriting, scores: Scores) -> bool:
     """Return whether boolean masks with known values leave at least one unmasked position in every row."""
-    known = [(rewriting.literal(condition), allows) for condition, allows in scores.allowed]
+    known = [(rewriting.known_value(condition), allows) for condition, allows in scores.allowed]
     rows = [value if allows else value.logical_not() for value, allows in known if value is not None]
     if len(rows) < len(known):
         return False
@@ -189,14 +189,14 @@ def _has_unmasked_positions(rewriting: Rewriting, scores: Scores) -> bool:
 def _transpose_key(rewriting: Rewriting, key: Node, before: Node) -> Node:
     """Return the key with its last two dims swapped, as attention reads it; undo the model's transposition."""
     source = _skip_copies_and_casts(key)
-    if is_transposed(source) and dtype_of(source) == dtype_of(key):
+    if is_permutation(source) and dtype_of(source) == dtype_of(key):
         rank, order = rank_of(source), permuted_dims(source)
         if order == [*range(rank - 2), rank - 1, rank - 2]:
             return source_of(source)  # type: ignore[no-any-return]
     return rewriting.create(aten.transpose.int, (key, -2, -1), {}, before)
 
 
-def _merge_masks(create: NewCalls, scores: Scores) -> Node | None:
+def _merge_masks(create: CallBuilder, scores: Scores) -> Node | None:
     """Merge all masks into one: boolean if all are boolean, else in the query's dtype; None if there are none.
 
     Attention requires a mask of at least two dims, while scores broadcast with any rank.

@@ -36,10 +36,10 @@ def _mask_of_coordinates(x: Argument, indices: object) -> Node | None:
     if given != [(found, dim) for dim in range(len(indices))] or found.target not in POSITIONS:
         return None
     mask: Node = found.args[0]
-    return mask if rank_of(mask) == len(indices) and is_mask_of(mask, x) else None
+    return mask if rank_of(mask) == len(indices) and is_mask_of_leading_dims(mask, x) else None
 
 
-def is_mask_of(mask: Node, x: Node) -> bool:
+def is_mask_of_leading_dims(mask: Node, x: Node) -> bool:
     """Return whether a mask is boolean and has the sizes of the leading dims of ``x``."""
     sizes = shape_of(mask.meta["val"])
     return bool(sizes) and dtype_of(mask) == torch.bool and sizes == shape_of(x.meta["val"])[: len(sizes)]

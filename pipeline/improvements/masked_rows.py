@@ -25,16 +25,16 @@ from pipeline.improvements.rewriting import (
     aten,
     both_orders,
     dtype_of,
+    have_same_type,
     improvement,
     is_copy,
     is_output,
-    is_transposed,
+    is_permutation,
     only_reader,
     permuted_dims,
     rank_of,
-    same_type,
 )
-from pipeline.improvements.simplify_masks import AND, is_provably_open, replace_mask, uniform_value
+from pipeline.improvements.simplify_masks import AND, replace_mask, uniform_value, unmasks_every_row
 from pipeline.shapes.environment import bounds, shape_of
 
 
@@ -48,7 +48,7 @@ class Projection:
 
 @frozen
 class OpenedMask:
-    """A mask with a key in every row; and which rows of the original mask have a key, as [B, H, Q, 1] and [B, Q, 1]."""
+    """A mask with an unmasked key in each row. ``alive`` [B, H, Q, 1] and ``rows`` [B, Q, 1]: the rows that had one."""
 
     mask: Node
     alive: Node
@@ -63,17 +63,17 @@ def masked_rows(rewriting: Rewriting) -> None:
 
     def open_once(mask: Node, before: Node) -> OpenedMask | None:
         if mask not in opened:
-            opened[mask] = _open_mask(rewriting, mask, before)
+            opened[mask] = _unmask_fully_masked_rows(rewriting, mask, before)
         return opened[mask]
 
     for node in rewriting.nodes(SDPA):
         mask = None if rewriting.is_slow_attention(node) else argument(node, "attn_mask")
-        if not isinstance(mask, Node) or is_declared_open(mask) or is_provably_open(mask):
+        if not isinstance(mask, Node) or is_declared_open(mask) or unmasks_every_row(mask):
             continue
-        if rewriting.literal(mask) is not None:  # the converter examines a literal
+        if rewriting.known_value(mask) is not None:  # the converter examines a literal
             continue
-        row = None if _has_one_query(rewriting, node) else _row_mask(rewriting, mask)
-        projection = _match_projection(node)
+        row = None if _has_one_query(rewriting, node) else _mask_shared_by_queries(rewriting, mask)
+        projection = _match_projection_of_attention(node)
         one_head = rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-2])
         if row is None and (projection is None or not one_head):
             continue
@@ -87,16 +87,16 @@ def masked_rows(rewriting: Rewriting) -> None:
             rewriting.erase(each)
 
 
-def _has_one_query(rewriting: Rewriting, node: Node) -> bool:
-    """Return whether an attention has a single query in some profile; its result is then smaller than its values. The
-    build of RTX 1.4 crashes for one query in one batch if one condition selects in mask and values."""
+def _has_one_query(rewriting: Rewriting, attention: Node) -> bool:
+    """Return whether an attention has a single query in some profile; its result is then smaller than its values.
+    TensorRT-RTX 1.4 crashes in the build for one query and batch size 1, if one condition selects mask and values."""
     shapes = rewriting.program.shapes
-    length = shape_of(node.meta["val"])[-2]
+    length = shape_of(attention.meta["val"])[-2]
     ranges = [bounds(length, {**shapes, **profile}) for profile in (*rewriting.program.profiles, {})]
     return any(each.min == each.max == 1 for each in ranges)
 
 
-def _row_mask(rewriting: Rewriting, mask: object) -> Node | None:
+def _mask_shared_by_queries(rewriting: Rewriting, mask: object) -> Node | None:
     """Return the mask with a single row that ``mask`` repeats for all queries and heads; None if there is none."""
     while isinstance(mask, Node):
         if rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-1]):
@@ -110,17 +110,17 @@ def _row_mask(rewriting: Rewriting, mask: object) -> Node | None:
     return None
 
 
-def _zero_masked_values(rewriting: Rewriting, node: Node, opened: OpenedMask) -> None:
+def _zero_masked_values(rewriting: Rewriting, attention: Node, opened: OpenedMask) -> None:
     """Set the values of an attention to 0 in batches whose keys are all masked."""
-    create, value = rewriting.before(node), node.args[2]
-    zero = create(aten.full.default, [], 0.0, dtype=dtype_of(node))
+    create, value = rewriting.before(attention), attention.args[2]
+    zero = create(aten.full.default, [], 0.0, dtype=dtype_of(attention))
     values = create(aten.where.self, opened.alive, value, zero)
-    if rewriting.accepted(values) and same_type(value, values):  # type: ignore[arg-type]
-        replace_mask(rewriting, node, opened.mask, values)
+    if rewriting.accepted(values) and have_same_type(value, values):  # type: ignore[arg-type]
+        replace_mask(rewriting, attention, opened.mask, values)
     create.erase_unread()
 
 
-def _match_projection(node: Node) -> Projection | None:
+def _match_projection_of_attention(node: Node) -> Projection | None:
     """Match the linear layer that alone reads an attention [B, H, Q, D], reshaped to [B, Q, H · D]; else None."""
     if rank_of(node) != 4:
         return None
@@ -131,14 +131,14 @@ def _match_projection(node: Node) -> Projection | None:
         shape = shape_of(reader.meta["val"]) if dtype_of(reader) is not None else ()
         reshaped = op_kind(reader.target) is Kind.RESHAPES
         same = is_copy(reader) or (reshaped and shape == shape_of(node.meta["val"]))
-        turned = not in_order and is_transposed(reader) and permuted_dims(reader) == [0, 2, 1, 3]
+        turned = not in_order and is_permutation(reader) and permuted_dims(reader) == [0, 2, 1, 3]
         if not (same or turned or (in_order and reshaped and shape in merged)):
             return _match_linear(reader, node, (batch, length)) if in_order and rank_of(node) < 4 else None
         node, in_order = reader, in_order or turned
     return None
 
 
-def _match_linear(node: Node, x: Node, leading: tuple[object, object]) -> Projection | None:
+def _match_linear(node: Node, x: Node, leading_dims: tuple[object, object]) -> Projection | None:
     """Match a node as a linear layer or matmul of ``x`` whose result has these leading dims; else return None."""
     bias = None
     if node.target is aten.linear.default and node.args[0] is x:
@@ -154,10 +154,10 @@ def _match_linear(node: Node, x: Node, leading: tuple[object, object]) -> Projec
         if view is None or op_kind(view.target) is not Kind.RESHAPES:
             return None
         node = view
-    return Projection(node, bias) if shape_of(node.meta["val"])[:-1] == leading and not is_output(node) else None
+    return Projection(node, bias) if shape_of(node.meta["val"])[:-1] == leading_dims and not is_output(node) else None
 
 
-def _open_mask(rewriting: Rewriting, mask: Node, before: Node) -> OpenedMask | None:
+def _unmask_fully_masked_rows(rewriting: Rewriting, mask: Node, before: Node) -> OpenedMask | None:
     """Create a mask without completely masked rows: unmask all their keys. None if no converter accepts the nodes."""
     create = rewriting.before(before)
     if dtype_of(mask) in FLOATS:
@@ -181,7 +181,7 @@ def _select_bias_in_masked_rows(rewriting: Rewriting, projection: Projection, op
     if bias is None:
         bias = rewriting.create(aten.full.default, ([], 0.0), {"dtype": dtype_of(node)}, reader)
     chosen = rewriting.create(aten.where.self, (opened.rows, node, bias), {}, reader)
-    if not rewriting.accepted(chosen) or not same_type(node, chosen):
+    if not rewriting.accepted(chosen) or not have_same_type(node, chosen):
         rewriting.erase(chosen)
         return False
     node.replace_all_uses_with(chosen, delete_user_cb=lambda user: user is not chosen)

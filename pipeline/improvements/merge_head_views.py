@@ -24,7 +24,7 @@ def merge_head_views(rewriting: Rewriting) -> None:
     """
     for node in list(rewriting.graph.nodes):
         parts = list(_head_slices(node))
-        if len(parts) > 1 and _are_heads(node, parts):
+        if len(parts) > 1 and _have_equal_head_width(node, parts):
             first, width = min(part.view for part in parts), parts[0].width
             sizes = [node.meta["val"].shape[-1] // width, width]
             whole = rewriting.create(aten.unflatten.int, (node, rank_of(node) - 1, sizes), {}, first)
@@ -47,13 +47,13 @@ class HeadSlice:
 
 def _head_slices(node: Node) -> Iterator[HeadSlice]:
     """Yield the slices of a node's last dim that are only read by a reshape to heads."""
-    for piece, start in last_dim_slices(node):
+    for piece, start in last_dim_slices_with_starts(node):
         view = only_reader(piece)
-        if view is not None and _splits_dim(view, piece) and not is_output(view):
+        if view is not None and _splits_last_dim_in_two(view, piece) and not is_output(view):
             yield HeadSlice(view, start, *view.meta["val"].shape[-2:])
 
 
-def last_dim_slices(node: Node) -> Iterator[tuple[Node, int]]:
+def last_dim_slices_with_starts(node: Node) -> Iterator[tuple[Node, int]]:
     """Yield the slices of a node's last dim, each with the index at which it starts."""
     for user in node.users:
         if user.op != "call_function" or user.args[0] is not node:
@@ -73,16 +73,16 @@ def _slices_last_dim(user: Node, node: Node) -> bool:
     return last and all(isinstance(size, int) for size in sizes)
 
 
-def _splits_dim(view: Node, piece: Node) -> bool:
+def _splits_last_dim_in_two(view: Node, source: Node) -> bool:
     """Return whether a view splits the last dim in two and changes nothing else."""
     if op_kind(view.target) is not Kind.RESHAPES:
         return False
-    seen, given = shape_of(view.meta["val"]), shape_of(piece.meta["val"])
+    seen, given = shape_of(view.meta["val"]), shape_of(source.meta["val"])
     return len(seen) == len(given) + 1 and seen[:-2] == given[:-1] and all(isinstance(s, int) for s in seen[-2:])
 
 
-def _are_heads(node: Node, parts: Sequence[HeadSlice]) -> bool:
+def _have_equal_head_width(node: Node, slices: Sequence[HeadSlice]) -> bool:
     """Return whether all heads have the same width and begin at multiples of it."""
-    width = parts[0].width
-    starts = [node.meta["val"].shape[-1], *(part.start for part in parts)]
-    return width > 0 and all(part.width == width for part in parts) and all(start % width == 0 for start in starts)
+    width = slices[0].width
+    starts = [node.meta["val"].shape[-1], *(part.start for part in slices)]
+    return width > 0 and all(part.width == width for part in slices) and all(start % width == 0 for start in starts)

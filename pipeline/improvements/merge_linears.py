@@ -18,7 +18,7 @@ def merge_linears(rewriting: Rewriting) -> None:
 
     Linear layers of different modules (a hundred experts, say) are needed at different times: all results at once would
     not fit in memory. TensorRT-RTX 1.4 builds the same engine without the pass, but copies all such weights during the
-    build: the pass lowers the peak for a Llama-like model from 1.74 to 1.43 times its weights.
+    build: the pass lowers the peak memory for a Llama-like model from 1.74 to 1.43 times its weights.
     """
     groups = defaultdict[Any, list[Node]](list)
     for node in rewriting.nodes(aten.linear.default):
@@ -27,7 +27,7 @@ def merge_linears(rewriting: Rewriting) -> None:
             groups[node.args[0], argument(node, "bias") is None, module].append(node)
     for nodes in groups.values():
         if len(nodes) > 1:
-            _merge_layers(rewriting, nodes)
+            _merge_linear_layers(rewriting, nodes)
 
 
 def _is_mergeable(rewriting: Rewriting, node: Node) -> bool:
@@ -37,7 +37,7 @@ def _is_mergeable(rewriting: Rewriting, node: Node) -> bool:
     return alone and rank_of(x) >= 2 and not is_output(node) and rewriting.accepted(node)  # type: ignore[arg-type]
 
 
-def _merge_layers(rewriting: Rewriting, nodes: Sequence[Node]) -> None:
+def _merge_linear_layers(rewriting: Rewriting, nodes: Sequence[Node]) -> None:
     create = rewriting.before(nodes[0])
     weights: list[Any] = [node.args[1] for node in nodes]
     biases = [argument(node, "bias") for node in nodes]

@@ -13,7 +13,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import is_pointwise
 from pipeline.aten.traits import CONTRACTIONS, Kind, has_explicit_sizes, op_kind
 from pipeline.aten.types import Argument
-from pipeline.improvements.push_down_slices import dims_read_by_row
+from pipeline.improvements.push_down_slices import argument_row_dims
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, rank_of, source_of
 
 MOVES = (Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES, Kind.REPEATS, Kind.SELECTS, Kind.MIXES, Kind.WRITES)
@@ -30,7 +30,7 @@ def merge_slices(rewriting: Rewriting) -> None:
     where a kernel ends, before a matmul, a view or a write: merging half of a chain would add a kernel.
     """
     for node in list(rewriting.graph.nodes):
-        slices = [] if node._erased else sorted(_slices(node), key=lambda each: each.start)
+        slices = [] if node._erased else sorted(_slices_along_one_dim(node), key=lambda each: each.start)
         for one, other in pairwise(slices):
             if one.stop == other.start and not one.node._erased:
                 _merge_chains(rewriting, node, one, other)
@@ -46,7 +46,7 @@ class _Slice:
     stop: int
 
 
-def _slices(source: Node) -> Iterator[_Slice]:
+def _slices_along_one_dim(source: Node) -> Iterator[_Slice]:
     """Yield the slices of ``source`` with constant bounds along one dim: the dim of the first slice that is found."""
     found: int | None = None
     for user in source.users:
@@ -61,8 +61,8 @@ def _slices(source: Node) -> Iterator[_Slice]:
             yield _Slice(user, dim, start, stop)
 
 
-class _Chain:
-    """Two equal chains of operators on two slices: pairs of corresponding nodes, and each node's dim of rows."""
+class _ChainPair:
+    """Two equal chains of operators on two slices: pairs of corresponding nodes, and the sliced dim in each node."""
 
     def __init__(self, one: _Slice, other: _Slice) -> None:
         self.pairs: dict[Node, Node] = {one.node: other.node}
@@ -71,75 +71,75 @@ class _Chain:
         while waiting:
             node = min(waiting)
             waiting.remove(node)
-            dim = self._row_dim(node, self.dims)
-            partner = None if dim is None or is_output(node) else self._find_partner(node, dim)
+            dim = self._result_row_dim(node, self.dims)
+            partner = None if dim is None or is_output(node) else self._find_counterpart(node, dim)
             if dim is not None and partner is not None:
                 self.pairs[node], self.dims[node] = partner, dim
                 waiting |= set(node.users)
 
-    def _find_partner(self, node: Node, dim: int) -> Node | None:
+    def _find_counterpart(self, node: Node, row_dim: int) -> Node | None:
         """Return the node of the other chain that computes the same as ``node``; None if there is none."""
         source = next(self.pairs[n] for n in node.all_input_nodes if n in self.pairs)
         theirs = {partner: self.dims[own] for own, partner in self.pairs.items()}
         for reader in source.users:
             new = reader not in theirs and reader is not node and not is_output(reader)
-            if new and self._computes_same(node, reader, dim) and self._row_dim(reader, theirs) == dim:
+            if new and self._computes_same(node, reader, row_dim) and self._result_row_dim(reader, theirs) == row_dim:
                 return reader
         return None
 
-    def _row_dim(self, node: Node, dims: Mapping[Node, int]) -> int | None:
+    def _result_row_dim(self, node: Node, row_dims: Mapping[Node, int]) -> int | None:
         """Return the dim of a node's result whose rows each depend on the same row of the inputs; else None."""
         if not isinstance(node.meta.get("val"), torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
             return None
         if node.target is aten.cat.default:
             parts: Any = node.args[0]
-            found = {dims.get(part) for part in parts}
+            found = {row_dims.get(part) for part in parts}
             dim = found.pop()
             return dim if not found and dim != argument(node, "dim") % rank_of(node) else None
-        if node.target is aten.slice.Tensor and dims.get(source_of(node)) == argument(node, "dim") % rank_of(node):
+        if node.target is aten.slice.Tensor and row_dims.get(source_of(node)) == argument(node, "dim") % rank_of(node):
             return None  # all rows of one slice are not all rows of both
-        own = {i: dims[x] for i, x in enumerate(node.args) if isinstance(x, Node) and x in dims}
-        return next((dim for dim in range(rank_of(node)) if dims_read_by_row(node, dim) == own), None) if own else None
+        own = {i: row_dims[x] for i, x in enumerate(node.args) if isinstance(x, Node) and x in row_dims}
+        return next((dim for dim in range(rank_of(node)) if argument_row_dims(node, dim) == own), None) if own else None
 
-    def _computes_same(self, node: Node, reader: Node, dim: int) -> bool:
-        """Return whether two nodes, one of each chain, compute the same, except for their sizes along ``dim``."""
-        if node.target is not reader.target or node.kwargs != reader.kwargs or len(node.args) != len(reader.args):
+    def _computes_same(self, node: Node, other: Node, row_dim: int) -> bool:
+        """Return whether two nodes, one of each chain, compute the same, except for their sizes along ``row_dim``."""
+        if node.target is not other.target or node.kwargs != other.kwargs or len(node.args) != len(other.args):
             return False
-        given, others = list(node.args), list(reader.args)
+        given, others = list(node.args), list(other.args)
         if has_explicit_sizes(node.target):
             a, b = list(given.pop(1)), list(others.pop(1))  # type: ignore[arg-type]
-            if len(a) != len(b) or a[:dim] + a[dim + 1 :] != b[:dim] + b[dim + 1 :]:
+            if len(a) != len(b) or a[:row_dim] + a[row_dim + 1 :] != b[:row_dim] + b[row_dim + 1 :]:
                 return False
-        return all(map(self._matches, given, others))
+        return all(map(self._are_corresponding, given, others))
 
-    def _matches(self, x: Argument, y: Argument) -> bool:
+    def _are_corresponding(self, x: Argument, y: Argument) -> bool:
         if isinstance(x, list | tuple):
-            return isinstance(y, list | tuple) and len(x) == len(y) and all(map(self._matches, x, y))
+            return isinstance(y, list | tuple) and len(x) == len(y) and all(map(self._are_corresponding, x, y))
         if isinstance(x, Node):
             return self.pairs.get(x, x) is y
         return type(x) is type(y) and x == y
 
-    def readers(self, pair: tuple[Node, Node]) -> list[Node]:
+    def readers_outside(self, pair: tuple[Node, Node]) -> list[Node]:
         """Return the nodes outside both chains that read a node of this pair."""
         inside = {*self.pairs, *self.pairs.values()}
         return [user for node in pair for user in node.users if user not in inside]
 
     @property
-    def ends(self) -> list[tuple[Node, Node]]:
+    def pairs_read_outside(self) -> list[tuple[Node, Node]]:
         """Return the pairs of nodes, other than the slices, that are read outside the chains."""
-        return list(filter(self.readers, list(self.pairs.items())[1:]))
+        return list(filter(self.readers_outside, list(self.pairs.items())[1:]))
 
     @property
-    def is_worthwhile(self) -> bool:
+    def saves_time(self) -> bool:
         """Return whether merging saves time: the chains compute something, and readers outside begin kernels."""
-        readers = [reader for pair in self.ends for reader in self.readers(pair)]
+        readers = [reader for pair in self.pairs_read_outside for reader in self.readers_outside(pair)]
         begin_kernels = all(op_kind(reader.target) in BEHIND for reader in readers)
         return bool(readers) and begin_kernels and any(map(is_pointwise, self.pairs))
 
 
 def _merge_chains(rewriting: Rewriting, source: Node, one: _Slice, other: _Slice) -> None:
-    chain = _Chain(one, other)
-    if not chain.is_worthwhile:
+    chain = _ChainPair(one, other)
+    if not chain.saves_time:
         return
     both: dict[Node, Node] = {}
     for node, partner in chain.pairs.items():
@@ -155,7 +155,7 @@ def _merge_chains(rewriting: Rewriting, source: Node, one: _Slice, other: _Slice
             arguments[1] = sizes
         both[node] = rewriting.create(node.target, tuple(arguments), dict(node.kwargs), before)
     parts = []
-    for node, partner in chain.ends:
+    for node, partner in chain.pairs_read_outside:
         dim, first = chain.dims[node], node.meta["val"].shape[chain.dims[node]]
         last = first + partner.meta["val"].shape[dim]
         for old, start, stop in ((node, 0, first), (partner, first, last)):

@@ -8,7 +8,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, improvement, rank_of
+from pipeline.improvements.rewriting import CallBuilder, Node, Rewriting, aten, improvement, rank_of
 
 LARGE = 64
 """The minimum number of elements for which a convolution kernel counts as large."""
@@ -24,18 +24,18 @@ def patch_embedding(rewriting: Rewriting) -> None:
     for node in rewriting.nodes(aten.convolution.default):
         counted = not free_unbacked_symbols(node.meta["val"])
         if counted and _has_disjoint_patches(node) and rewriting.is_constant(node.args[1]):
-            _replace_by_matmul(rewriting.before(node))
+            _replace_by_matmul_of_patches(rewriting.before(node))
 
 
-def _has_disjoint_patches(node: Node) -> bool:
+def _has_disjoint_patches(convolution: Node) -> bool:
     """Return whether the windows of a convolution cover an image of static size exactly, without overlap."""
-    kernel = _shape(node.args[1])[2:]
-    plain = not argument(node, "transposed") and argument(node, "groups") == 1
-    shifted = any(argument(node, "padding")) or any(d != 1 for d in argument(node, "dilation"))
-    image = _shape(node.args[0])[2:]
-    if not plain or shifted or rank_of(node) != 2 + len(kernel) or not all(isinstance(s, int) for s in image):
+    kernel = _shape(convolution.args[1])[2:]
+    plain = not argument(convolution, "transposed") and argument(convolution, "groups") == 1
+    shifted = any(argument(convolution, "padding")) or any(d != 1 for d in argument(convolution, "dilation"))
+    image = _shape(convolution.args[0])[2:]
+    if not plain or shifted or rank_of(convolution) != 2 + len(kernel) or not all(isinstance(s, int) for s in image):
         return False
-    strides = list(argument(node, "stride")) * (len(kernel) if len(argument(node, "stride")) == 1 else 1)
+    strides = list(argument(convolution, "stride")) * (len(kernel) if len(argument(convolution, "stride")) == 1 else 1)
     exact = all(size % k == 0 for size, k in zip(image, kernel, strict=True))
     return exact and strides == kernel and math.prod(kernel) >= LARGE
 
@@ -44,7 +44,7 @@ def _shape(node: Argument) -> list[Argument]:
     return list(node.meta["val"].shape)
 
 
-def _replace_by_matmul(create: NewCalls) -> None:
+def _replace_by_matmul_of_patches(create: CallBuilder) -> None:
     x, weight, bias = create.node.args[:3]
     (_, channels, *image), (features, _, *kernel) = _shape(x), _shape(weight)
     counts = [s // k for s, k in zip(image, kernel, strict=True)]

@@ -96,7 +96,7 @@ def rule_for(node: torch.fx.Node) -> Rule:
     return rule
 
 
-def check_excluded(value: object) -> tuple[Excluded, ...]:
+def check_exclude(value: object) -> tuple[Excluded, ...]:
     """Check the setting ``exclude``; raise a `TypeError` for any entry but an operator, pattern or predicate."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"exclude must be a collection of operators, patterns or predicates, got {value!r}")

@@ -1,11 +1,9 @@
 """push_down_slices: select rows before layers that compute each row independently, instead of after these layers.
 
-A classifier that reads one token needs only that token of the last layer.
-
-The pass moves a selection before operators that compute each row independently, if nothing else reads their results.
-TensorRT itself selects only where the model does, after computing all rows. Attention still computes all of its rows:
-with fewer queries, ViT's attention at batch 8 was not faster on an H200, and the matmul for queries, keys and values
-was split in two.
+A classifier that reads one token needs only that token of the last layer. The pass moves a selection before operators
+that compute each row independently, if nothing else reads their results. TensorRT itself selects only where the model
+does, after computing all rows. Attention still computes all of its rows: with fewer queries, ViT's attention with a
+batch size of 8 was not faster on an H200, and the matmul for queries, keys and values was split in two.
 """
 
 from __future__ import annotations
@@ -37,31 +35,31 @@ from pipeline.shapes.environment import Expr, shape_of
 
 NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 
-Dims: TypeAlias = Mapping[int, int]
+ArgumentDims: TypeAlias = Mapping[int, int]
 """The dim along which each argument is read row by row, by the argument's index; others are read completely."""
 
 
-def dims_read_by_row(node: Node, dim: int) -> Dims | None:
-    """Return the dim of each argument whose rows correspond to rows of the result's ``dim``; None if rows mix."""
+def argument_row_dims(node: Node, result_dim: int) -> ArgumentDims | None:
+    """Return the dim of each argument whose rows correspond to the rows along ``result_dim``; None if rows mix."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
         return None
     for operators, reads in READS:
         if node.target in operators:
-            return reads(node, dim)
-    return _dims_of_broadcast(node, dim) if is_pointwise(node) and is_pure(node.target) else None
+            return reads(node, result_dim)
+    return _row_dims_of_elementwise(node, result_dim) if is_pointwise(node) and is_pure(node.target) else None
 
 
-def _dims_of_broadcast(node: Node, dim: int) -> Dims | None:
+def _row_dims_of_elementwise(node: Node, result_dim: int) -> ArgumentDims | None:
     """Return row dims of an elementwise operator's arguments; an argument of one row is the same for all rows."""
     found = {}
-    size = shape_of(node.meta["val"])[dim]
+    size = shape_of(node.meta["val"])[result_dim]
     for i, value in enumerate(node.args):
         if not isinstance(value, Node):
             continue
         if not isinstance(value.meta.get("val"), torch.Tensor):
             return None
-        own = dim - rank_of(node) + rank_of(value)
+        own = result_dim - rank_of(node) + rank_of(value)
         given: Expr = shape_of(value.meta["val"])[own] if own >= 0 else 1
         if given == size:
             found[i] = own
@@ -70,44 +68,44 @@ def _dims_of_broadcast(node: Node, dim: int) -> Dims | None:
     return found or None
 
 
-def _dims_of_leading(node: Node, dim: int) -> Dims | None:
+def _row_dims_of_linear_or_norm(node: Node, result_dim: int) -> ArgumentDims | None:
     """Return the row dim of an operator (linear layer, norm) that computes leading dims independently."""
     last = len(argument(node, "normalized_shape")) if node.target in NORMS else 1
-    return {0: dim} if dim < rank_of(node) - last else None
+    return {0: result_dim} if result_dim < rank_of(node) - last else None
 
 
-def _dims_of_matmul(node: Node, dim: int) -> Dims | None:
+def _row_dims_of_matmul(node: Node, result_dim: int) -> ArgumentDims | None:
     """Return the row dim of a matmul that multiplies every row by the same matrix; None for batches of matrices."""
     x, y = node.args
     plain = isinstance(x, Node) and isinstance(y, Node) and rank_of(y) == 2
-    return {0: dim} if plain and dim < rank_of(node) - 1 else None
+    return {0: result_dim} if plain and result_dim < rank_of(node) - 1 else None
 
 
-def _dims_of_slice(node: Node, dim: int) -> Dims | None:
+def _row_dims_of_slice(node: Node, result_dim: int) -> ArgumentDims | None:
     """Return the row dim of a slice along another dim or of a slice that covers everything."""
-    return {0: dim} if argument(node, "dim") % rank_of(node) != dim or is_copy(node) else None
+    return {0: result_dim} if argument(node, "dim") % rank_of(node) != result_dim or is_copy(node) else None
 
 
-def _dims_of_reshape(node: Node, dim: int) -> Dims | None:
+def _row_dims_of_reshape(node: Node, result_dim: int) -> ArgumentDims | None:
     """Return the row dim of a reshape's input: the dim of equal size that equally many elements precede."""
     before, after = shape_of(source_of(node).meta["val"]), shape_of(node.meta["val"])
     if node.target is aten.unflatten.int:
         first = argument(node, "dim") % len(before)
-        if first <= dim < first + len(argument(node, "sizes")):
+        if first <= result_dim < first + len(argument(node, "sizes")):
             return None
     for own, size in enumerate(before):
-        if size == after[dim] and math.prod(before[:own]) == math.prod(after[:dim]):
+        if size == after[result_dim] and math.prod(before[:own]) == math.prod(after[:result_dim]):
             return {0: own}
     return None
 
 
-READS: tuple[tuple[Collection[object], Callable[[Node, int], Dims | None]], ...] = (
-    ((aten.linear.default, *NORMS), _dims_of_leading),
-    ((aten.mm.default, aten.matmul.default), _dims_of_matmul),
+READS: tuple[tuple[Collection[object], Callable[[Node, int], ArgumentDims | None]], ...] = (
+    ((aten.linear.default, *NORMS), _row_dims_of_linear_or_norm),
+    ((aten.mm.default, aten.matmul.default), _row_dims_of_matmul),
     ((aten.addmm.default,), lambda node, dim: {1: 0} if dim == 0 and rank_of(source_of(node)) == 1 else None),
-    ((aten.slice.Tensor,), _dims_of_slice),
+    ((aten.slice.Tensor,), _row_dims_of_slice),
     ((aten.select.int,), lambda node, dim: {0: dim + (dim >= argument(node, "dim") % (rank_of(node) + 1))}),
-    (operators_of_kind(Kind.RESHAPES), _dims_of_reshape),
+    (operators_of_kind(Kind.RESHAPES), _row_dims_of_reshape),
     (operators_of_kind(Kind.TRANSPOSES), lambda node, dim: {0: permuted_dims(node)[dim]}),
     (operators_of_kind(Kind.COPIES, Kind.CASTS), lambda node, dim: {0: dim}),
 )
@@ -134,7 +132,7 @@ def push_down_slices(rewriting: Rewriting) -> None:
     """Move a selection of few rows before the operators that compute each row independently."""
     for node in reversed(list(rewriting.nodes(aten.select.int, aten.slice.Tensor))):
         chosen = None if node._erased else _match_selection(node)
-        region = {} if chosen is None else _find_region(chosen)
+        region = {} if chosen is None else _nodes_read_in_selected_rows(chosen)
         if chosen is not None and any(op_kind(n.target) in WORTH for n in region):
             _compute_selected_rows(rewriting, chosen, region)
 
@@ -159,7 +157,7 @@ def _match_selection(node: Node) -> Selection | None:
     return Selection(source, dim, start, stop, count)
 
 
-def _find_region(chosen: Selection) -> dict[Node, int]:
+def _nodes_read_in_selected_rows(chosen: Selection) -> dict[Node, int]:
     """Return the nodes of whose results only the selected rows are read, each with the dim of these rows."""
     found: dict[Node, int] = {}
     waiting = {chosen.source}
@@ -167,19 +165,19 @@ def _find_region(chosen: Selection) -> dict[Node, int]:
         node = max(waiting)  # all its readers have been examined
         waiting.remove(node)
         dim = _dim_of_selected_rows(node, chosen, found)
-        read = None if dim is None else dims_read_by_row(node, dim)
+        read = None if dim is None else argument_row_dims(node, dim)
         if dim is not None and read is not None:
             found[node] = dim
             waiting |= {n for i in read if isinstance(n := node.args[i], Node) and n.op == "call_function"}
     return found
 
 
-def _dim_of_selected_rows(node: Node, chosen: Selection, region: Mapping[Node, int]) -> int | None:
+def _dim_of_selected_rows(node: Node, chosen: Selection, row_dim_of: Mapping[Node, int]) -> int | None:
     """Return the dim along which all readers of a node read only the selected rows; None if a reader reads more."""
     dims: set[int | None] = {None} if is_output(node) else set()
     for reader in node.users:
-        if reader in region:
-            read = dims_read_by_row(reader, region[reader]) or {}
+        if reader in row_dim_of:
+            read = argument_row_dims(reader, row_dim_of[reader]) or {}
             dims |= {read.get(i) for i, argument in enumerate(reader.args) if argument is node}
         else:
             same = _match_selection(reader) if reader.target in (aten.select.int, aten.slice.Tensor) else None
@@ -189,7 +187,7 @@ def _dim_of_selected_rows(node: Node, chosen: Selection, region: Mapping[Node, i
     return dim if dim is not None and shape_of(node.meta["val"])[dim] == size else None
 
 
-def _compute_selected_rows(rewriting: Rewriting, chosen: Selection, region: Mapping[Node, int]) -> None:
+def _compute_selected_rows(rewriting: Rewriting, chosen: Selection, row_dim_of: Mapping[Node, int]) -> None:
     """Compute only the selected rows in a region of nodes. Change nothing if a converter is missing."""
     made: dict[tuple[Argument, int], Node] = {}
 
@@ -200,9 +198,9 @@ def _compute_selected_rows(rewriting: Rewriting, chosen: Selection, region: Mapp
             made[value, dim] = rewriting.create(aten.slice.Tensor, cut, {}, reader)
         return made[value, dim]
 
-    for node in sorted(region):
-        dim = region[node]
-        reads = dims_read_by_row(node, dim) or {}
+    for node in sorted(row_dim_of):
+        dim = row_dim_of[node]
+        reads = argument_row_dims(node, dim) or {}
         arguments: list[Argument] = [rows_of(v, reads[i], node) if i in reads else v for i, v in enumerate(node.args)]
         if has_explicit_sizes(node.target):
             arguments[1] = [*arguments[1][:dim], chosen.count, *arguments[1][dim + 1 :]]

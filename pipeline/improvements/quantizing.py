@@ -30,12 +30,12 @@ def weight_of(node: Node) -> Node | None:
     return found if isinstance(found, Node) else None
 
 
-def scale_block(type: str, node: Node) -> tuple[int, ...] | None:
+def scale_block_shape(weight_type: str, node: Node) -> tuple[int, ...] | None:
     """Return the shape of blocks that share a scale: a row, or in INT4 part of a row; None if no length fits."""
     weight = weight_of(node)
     assert weight is not None
     shape = weight.meta["val"].shape
-    if type != "int4":
+    if weight_type != "int4":
         return (1, *[-1] * (len(shape) - 1))
     if op_kind(node.target) is not Kind.PROJECTS or len(shape) != 2 or shape[0] % 2:
         return None
@@ -43,13 +43,13 @@ def scale_block(type: str, node: Node) -> tuple[int, ...] | None:
     return None if length is None else (1, length)
 
 
-def fake_quantize_weight(weight: Tensor, type: str, block: Sequence[int]) -> Tensor:
+def fake_quantize_weight(weight: Tensor, weight_type: str, block: Sequence[int]) -> Tensor:
     """Quantize and dequantize a weight, with scales from the largest magnitude in each block."""
     rows, *rest = weight.shape
     length = block[-1] if block[-1] > 1 else -1
     groups = weight.float().reshape(rows, -1, length) if length > 1 else weight.float().reshape(rows, 1, -1)
-    most = groups.abs().amax(-1) / TYPES[type].high
+    most = groups.abs().amax(-1) / TYPES[weight_type].high
     scale = most if length > 1 else most.reshape(rows, *[1] * len(rest))
-    codes = operators.quantize(weight, scale, type, list(block))
-    made: Tensor = operators.dequantize(codes, scale, type, list(block), weight.dtype)
+    codes = operators.quantize(weight, scale, weight_type, list(block))
+    made: Tensor = operators.dequantize(codes, scale, weight_type, list(block), weight.dtype)
     return made

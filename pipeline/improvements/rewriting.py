@@ -48,25 +48,25 @@ class Rewriting:
         self.created: list[Node] = []
         self._constant: dict[tuple[Argument, ...], bool] = {}
 
-    def run_protected(self, improvement: Improvement) -> None:
-        """Apply a pass without changing calls that a user's HIGH converter may accept: their targets are hidden in
-        `partial`, so that the pass does not recognise them. Undo the pass if it makes one of these calls unused."""
+    def run_keeping_users_calls(self, improvement: Improvement) -> None:
+        """Apply a pass without changing calls that a user's converter of HIGH priority may accept: their targets are
+        hidden in `partial`, so that the pass does not recognise them. Undo the pass if it makes such a call unused."""
         if not self.claims.high:
             return self._run(improvement)
         for node in self.graph.nodes:
             call = (node.target, node.args, node.kwargs, node.meta.get("val"))
             if node.op == "call_function" and self.claims.may_convert(*call):
                 node.target = partial(node.target)
-        before, program, needed = graphs.copy_graph(self.graph), self.program, self._hidden_calls_read()
+        before, program, needed = graphs.copy_graph(self.graph), self.program, self._names_of_read_hidden_calls()
         self._run(improvement)
-        if self._hidden_calls_read() != needed:
+        if self._names_of_read_hidden_calls() != needed:
             self.graph, self.program = before, program
         for node in self.graph.nodes:
             if isinstance(node.target, partial):
                 node.target = node.target.func
 
     def _run(self, improvement: Improvement) -> None:
-        """Apply a pass; skip each change for which the pass would need the value of a data-dependent size."""
+        """Apply a pass, but stop it before a change that would need the value of a data-dependent size."""
         self.created.clear()
         self._constant.clear()
         try:
@@ -74,7 +74,7 @@ class Rewriting:
         except GuardOnDataDependentSymNode:
             self.erase_unread()
 
-    def _hidden_calls_read(self) -> list[str]:
+    def _names_of_read_hidden_calls(self) -> list[str]:
         """Return the names of the hidden calls, those for users' converters, that another node reads."""
         return [node.name for node in self.graph.nodes if isinstance(node.target, partial) and node.users]
 
@@ -85,7 +85,7 @@ class Rewriting:
                 yield node
 
     def create(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument], before: Node) -> Node:
-        """Create a call before a node, with that node's origin as metadata and a computed fake value."""
+        """Create a call before a node, with the node's module and source line as metadata, and with a fake value."""
         key = f"{target} {argument_key(args)} {argument_key(kwargs)}"
         if key not in self.made:
             self.made[key] = fake_result(self.mode, target, args, kwargs)
@@ -95,9 +95,9 @@ class Rewriting:
         self.created.append(node)
         return node
 
-    def before(self, node: Node) -> NewCalls:
-        """Return a list that creates calls before a node, with the node's origin as metadata, and collects them."""
-        return NewCalls(self, node)
+    def before(self, node: Node) -> CallBuilder:
+        """Return a builder of calls before a node; they get the node's module and source line as metadata."""
+        return CallBuilder(self, node)
 
     def offer(
         self, old: Node, target: object, args: tuple[object, ...], kwargs: dict[str, Argument] | None = None
@@ -124,7 +124,7 @@ class Rewriting:
         An output remains a separate tensor: ``new`` must not be an input, a constant or another output.
         """
         returned = is_output(old)
-        if not same_type(old, new) or (returned and (new.op == "placeholder" or is_output(new))):
+        if not have_same_type(old, new) or (returned and (new.op == "placeholder" or is_output(new))):
             return False
         old.replace_all_uses_with(new)
         name = old.name
@@ -165,18 +165,18 @@ class Rewriting:
         """Return whether a value is a constant of the model that only ``node`` reads."""
         return isinstance(value, Node) and only_reader(value) is node and self.is_constant(value)
 
-    def literal(self, node: Argument) -> torch.Tensor | None:
+    def known_value(self, node: Argument) -> torch.Tensor | None:
         """Return the value of a node that is a small constant, but no parameter or buffer; None for any other node."""
         recipe = self.program.constants.get(node.name) if isinstance(node, Node) and node.op == "placeholder" else None
         if recipe is None or node.meta["val"].numel() > SMALL or not self.program.written.issuperset(recipe.parameters):
             return None
         return recipe.evaluate(self.program.parameters)
 
-    def number(self, value: object) -> float | None:
+    def known_number(self, value: object) -> float | None:
         """Return a Python number, or the element of a node that is a constant of one element; None for other values."""
         if isinstance(value, bool | int | float):
             return float(value)
-        found = self.literal(value)
+        found = self.known_value(value)
         return float(found) if found is not None and found.numel() == 1 else None
 
     def changed_program(self) -> Program:
@@ -184,8 +184,8 @@ class Rewriting:
         return fold_constants(self.program.with_graph(self.graph))
 
 
-class NewCalls(list[Node]):
-    """New calls that a pass creates before a node, with the node's origin as metadata, to replace the node."""
+class CallBuilder(list[Node]):
+    """Creates calls before a node, with its module and source line as metadata, and collects them to replace it."""
 
     def __init__(self, rewriting: Rewriting, node: Node) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class NewCalls(list[Node]):
         size = x.meta["val"].shape[dim]
         return size if isinstance(size, int) else self(aten.sym_size.int, x, dim)
 
-    def trace(self, function: Function, *args: Argument) -> Argument:
+    def add_traced(self, function: Function, *args: Argument) -> Argument:
         """Add the calls of a traced function and return its result; None if it needs a data-dependent size."""
         template = self.rewriting.templates.find(function, None, args, {}, None)
 
@@ -261,7 +261,7 @@ def improvement(
     return Improvement(function.__name__, function, after)
 
 
-def same_type(a: Node, b: Node) -> bool:
+def have_same_type(a: Node, b: Node) -> bool:
     """Return whether two nodes are tensors of equal dtype, device and shape, or other values with equal text."""
     x, y = a.meta.get("val"), b.meta.get("val")
     if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
@@ -281,7 +281,7 @@ def dtype_of(node: object) -> torch.dtype | None:
 def is_copy(node: Node) -> bool:
     """Return whether a node copies its input, as also a slice of a whole dim does (torch 2.11 emits one for ``:``)."""
     if node.target is aten.slice.Tensor:
-        return argument(node, "step") == 1 and same_type(node, source_of(node))
+        return argument(node, "step") == 1 and have_same_type(node, source_of(node))
     return op_kind(node.target) is Kind.COPIES
 
 
@@ -329,7 +329,7 @@ def is_item(node: Node) -> bool:
     return node.target is operator.getitem
 
 
-def is_transposed(node: Node) -> bool:
+def is_permutation(node: Node) -> bool:
     """Return whether a node permutes the dims of its input."""
     return op_kind(node.target) is Kind.TRANSPOSES
 

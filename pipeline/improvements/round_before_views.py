@@ -6,7 +6,7 @@ import torch
 
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.improvements.rewriting import (
-    NewCalls,
+    CallBuilder,
     Node,
     Rewriting,
     dtype_of,
@@ -24,20 +24,20 @@ VIEWS = (Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES)
 def round_before_views(rewriting: Rewriting) -> None:
     """Move a cast from float32 to bfloat16 before the views that precede it. The results are equal.
 
-    RTX 1.4 rounds in the kernel of the matmul or convolution, and moves elements afterwards. The barrier that avoids a
-    bug of such kernels must directly follow the cast (`impl.base.cast`).
+    RTX 1.4 rounds in the kernel of the matmul or convolution, and moves elements afterwards. The layers that avoid a
+    bug of such kernels (a barrier) must directly follow the cast (`impl.base.cast`).
     """
     if not is_avoided("halves-behind-matmuls"):
         return
     for node in list(rewriting.graph.nodes):
         if node._erased or op_kind(node.target) is not Kind.CASTS or dtype_of(node) != torch.bfloat16:
             continue
-        views = _view_chain(source_of(node)) if dtype_of(source_of(node)) == torch.float32 else []
+        views = _views_ending_at(source_of(node)) if dtype_of(source_of(node)) == torch.float32 else []
         if views:
             _cast_before_views(rewriting.before(node), views)
 
 
-def _view_chain(node: Node) -> list[Node]:
+def _views_ending_at(node: Node) -> list[Node]:
     """Return the chain of views that ends at a cast's input, in order, if only the next node reads each view."""
     found: list[Node] = []
     while op_kind(node.target) in VIEWS and only_reader(node) is not None and not is_output(node):
@@ -46,7 +46,7 @@ def _view_chain(node: Node) -> list[Node]:
     return found if node.op == "call_function" else []
 
 
-def _cast_before_views(create: NewCalls, views: list[Node]) -> None:
+def _cast_before_views(create: CallBuilder, views: list[Node]) -> None:
     new = source_of(views[0])
     for moved in (create.node, *views):
         new = create(moved.target, new, *moved.args[1:], **moved.kwargs)

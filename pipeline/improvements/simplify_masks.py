@@ -1,7 +1,7 @@
-"""simplify_masks: simplify attention masks that are known at compile time to hide nothing or only later positions.
-A mask is marked as open if every row provably has an unmasked key.
+"""simplify_masks: remove attention masks that hide nothing, and use ``is_causal`` instead of masks of later positions.
 
-Models compute such masks from ranges of positions, ``arange(n)[:, None] >= arange(n)``, whose sizes may be dynamic.
+A mask whose rows provably all have an unmasked key is marked as open (``pipeline.open_mask``). Models compute masks
+from ranges of positions, ``arange(n)[:, None] >= arange(n)``, whose sizes may be dynamic.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def simplify_masks(rewriting: Rewriting) -> None:
             continue
         if uniform_value(rewriting, mask) == (1.0 if dtype_of(mask) == torch.bool else 0.0):
             replace_mask(rewriting, node, None)
-        elif evaluate(_is_causal, rewriting, mask):
+        elif evaluate(_is_causal_mask, rewriting, mask):
             rewriting.offer(node, SDPA, (*node.args[:3], None, 0.0, True), dict(node.kwargs))
-        elif not is_declared_open(mask) and (mask in shown or is_provably_open(mask) or _is_finite(rewriting, mask)):
+        elif not is_declared_open(mask) and (mask in shown or unmasks_every_row(mask) or _is_finite(rewriting, mask)):
             if mask not in shown:
                 shown[mask] = rewriting.create(OPEN_MASK, (mask,), {}, node)
             if rewriting.accepted(shown[mask]):
@@ -62,19 +62,19 @@ def simplify_masks(rewriting: Rewriting) -> None:
         rewriting.erase(made)
 
 
-def replace_mask(rewriting: Rewriting, node: Node, mask: Node | None, value: Argument = None) -> None:
-    """Replace the mask (and the values, if ``value`` is given) of an attention, if a converter accepts the new call."""
-    query, key, own, _, *options = node.args
-    rewriting.offer(node, SDPA, (query, key, own if value is None else value, mask, *options), dict(node.kwargs))
+def replace_mask(rewriting: Rewriting, sdpa: Node, mask: Node | None, values: Argument = None) -> None:
+    """Replace the mask (and the values, if given) of the attention ``sdpa``, if a converter accepts the new call."""
+    query, key, own, _, *options = sdpa.args
+    rewriting.offer(sdpa, SDPA, (query, key, own if values is None else values, mask, *options), dict(sdpa.kwargs))
 
 
 def uniform_value(rewriting: Rewriting, node: object) -> float | None:
     """Return the number that every element of a tensor equals; None if elements differ or are unknown."""
-    bounds = evaluate(_bounds, rewriting, node)
+    bounds = evaluate(_element_bounds, rewriting, node)
     return bounds[0] if bounds is not None and bounds[0] == bounds[1] else None
 
 
-def is_provably_open(mask: Any) -> bool:
+def unmasks_every_row(mask: Any) -> bool:
     """Return whether the operators that compute a mask prove that each row has an unmasked key: they exclude minus
     infinity, or unmask the completely masked rows of another mask."""
     while isinstance(mask, Node) and mask.target is aten.expand.default:
@@ -82,17 +82,17 @@ def is_provably_open(mask: Any) -> bool:
     if not isinstance(mask, Node):
         return False
     if mask.target in OR:
-        return any(_is_fully_masked_rows(rows, of) for of, rows in (mask.args, mask.args[::-1]))
+        return any(_marks_fully_masked_rows(rows, of) for of, rows in (mask.args, mask.args[::-1]))
     if mask.target is aten.clamp.default:
         least = argument(mask, "min")
         return isinstance(least, float) and math.isfinite(least) and argument(mask, "max") is None
     if mask.target is aten.masked_fill.Scalar:
         of, rows, filled = mask.args
-        return bool(filled == 0) and _is_fully_masked_rows(rows, of)
+        return bool(filled == 0) and _marks_fully_masked_rows(rows, of)
     return False
 
 
-def _is_fully_masked_rows(rows: Any, mask: Any) -> bool:
+def _marks_fully_masked_rows(rows: Any, mask: Any) -> bool:
     """Return whether ``rows`` marks the completely masked rows of ``mask``, as ``~mask.any(-1, keepdim=True)`` does."""
     some = rows.args[0] if isinstance(rows, Node) and rows.target in NOT else None
     if not isinstance(some, Node) or some.target is not aten.any.dim or not argument(some, "keepdim"):
@@ -108,7 +108,7 @@ def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
     """Return whether an additive mask, which is computed in each call, provably has only finite elements."""
     if dtype_of(mask) not in FLOATS or rewriting.is_constant(mask):
         return False
-    bounds = evaluate(_bounds, rewriting, mask)
+    bounds = evaluate(_element_bounds, rewriting, mask)
     return bounds is not None and all(map(math.isfinite, bounds))
 
 
@@ -118,15 +118,15 @@ Bounds: TypeAlias = tuple[float, float]
 ANY_BOOL: Bounds = (0.0, 1.0)
 
 
-def _bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
+def _element_bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
     """Return the lower and upper bound of a tensor's elements; None if unknown."""
     if not isinstance(node, Node):
         return (float(node), float(node)) if isinstance(node, bool | int | float) and node == node else None
-    found = rewriting.literal(node)
+    found = rewriting.known_value(node)
     if found is not None:
         return (float(found.min()), float(found.max())) if found.numel() and not found.isnan().any() else None
     dtype = dtype_of(node)
-    bounds: Bounds | None = yield _bounds_of_result, rewriting, node
+    bounds: Bounds | None = yield _bounds_before_rounding, rewriting, node
     if dtype == torch.bool:
         return bounds or ANY_BOOL
     if bounds is None or dtype not in FLOATS:
@@ -135,7 +135,7 @@ def _bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
     return low, high
 
 
-def _bounds_of_result(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
+def _bounds_before_rounding(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
     """Return bounds of a node's elements, before they are rounded to its dtype; None if unknown."""
     args: Argument = node.args
     if node.target is aten.arange.default:
@@ -147,27 +147,27 @@ def _bounds_of_result(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
     }
     taken = filled.get(node.target)
     if node.target is aten.where.self:
-        low, high = (yield _bounds, rewriting, args[0]) or ANY_BOOL
+        low, high = (yield _element_bounds, rewriting, args[0]) or ANY_BOOL
         taken = taken if low != high else args[1:2] if low else args[2:]
     if taken is not None:
         each: list[Bounds] = []
         for one in taken:
-            if (bounds := (yield _bounds, rewriting, one)) is None:
+            if (bounds := (yield _element_bounds, rewriting, one)) is None:
                 return None
             each.append(bounds)
         lows, highs = zip(*each, strict=True)
         return min(lows), max(highs)
     if node.target in AND and dtype_of(node) == torch.bool:
-        a = (yield _bounds, rewriting, args[0]) or ANY_BOOL
-        b = (yield _bounds, rewriting, args[1]) or ANY_BOOL
+        a = (yield _element_bounds, rewriting, args[0]) or ANY_BOOL
+        b = (yield _element_bounds, rewriting, args[1]) or ANY_BOOL
         return a[0] * b[0], a[1] * b[1]
     if node.target is aten.eq.Tensor:
-        a, b = (yield _bounds, rewriting, args[0]), (yield _bounds, rewriting, args[1])
+        a, b = (yield _element_bounds, rewriting, args[0]), (yield _element_bounds, rewriting, args[1])
         known = a is not None and b is not None and a[0] == a[1] and b[0] == b[1]
         return (float(a == b), float(a == b)) if known else None
     shifted = node.target is aten.add.Tensor and isinstance(args[1], int) and not node.kwargs
     known = shifted or op_kind(node.target) in (*PART, Kind.CASTS) or node.target is aten.ge.Scalar
-    inner = (yield _bounds, rewriting, args[0]) if known else None
+    inner = (yield _element_bounds, rewriting, args[0]) if known else None
     if inner is None:
         return None
     if node.target is aten.ge.Scalar:
@@ -177,30 +177,30 @@ def _bounds_of_result(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
     return _cast_bounds(inner, dtype_of(args[0]), dtype_of(node))
 
 
-def _cast_bounds(bounds: Bounds, source: torch.dtype | None, dtype: torch.dtype | None) -> Bounds | None:
+def _cast_bounds(bounds: Bounds, source_dtype: torch.dtype | None, dtype: torch.dtype | None) -> Bounds | None:
     """Convert bounds to another dtype; return None for a cast from float to integer."""
     if dtype == torch.bool:
         return (1.0, 1.0) if bounds[0] > 0 or bounds[1] < 0 else (0.0, 0.0) if bounds == (0, 0) else None
-    return None if source in FLOATS and dtype not in FLOATS else bounds
+    return None if source_dtype in FLOATS and dtype not in FLOATS else bounds
 
 
-def _is_causal(rewriting: Rewriting, node: Node) -> Steps[bool]:
+def _is_causal_mask(rewriting: Rewriting, node: Node) -> Steps[bool]:
     """Return whether a boolean mask is causal: true exactly where the key's position is at most the query's."""
     node = copy_source(node)
-    found = rewriting.literal(node)
+    found = rewriting.known_value(node)
     if found is not None and found.dtype == torch.bool and found.dim() >= 2:
         return torch.equal(found, torch.ones_like(found).tril())
     if node.target in WRAPS:
         source = source_of(node)
         same = rank_of(source) >= 2 and shape_of(source.meta["val"])[-2:] == shape_of(node.meta["val"])[-2:]
         leading = node.target is not aten.unsqueeze.default or argument(node, "dim") % rank_of(node) < rank_of(node) - 2
-        return same and leading and dtype_of(source) == torch.bool and (yield _is_causal, rewriting, source)
+        return same and leading and dtype_of(source) == torch.bool and (yield _is_causal_mask, rewriting, source)
     if node.target is aten.tril.default:
         return argument(node, "diagonal") == 0 and uniform_value(rewriting, node.args[0]) == 1.0
     if node.target in AND:
         for one, other in both_orders(node):
             if uniform_value(rewriting, one) == 1.0 and isinstance(other, Node):
-                return rank_of(other) == rank_of(node) and (yield _is_causal, rewriting, other)
+                return rank_of(other) == rank_of(node) and (yield _is_causal_mask, rewriting, other)
         return False
     if node.target is aten.le.Tensor or node.target is aten.ge.Tensor:
         sides = node.args if node.target is aten.le.Tensor else node.args[::-1]
@@ -222,7 +222,7 @@ def _match_range(rewriting: Rewriting, node: object) -> Steps[Range | None]:
     if not isinstance(node, Node):
         return None
     node = copy_source(node)
-    found = rewriting.literal(node)
+    found = rewriting.known_value(node)
     if found is not None:
         return _match_constant_range(found)
     if node.target is aten.arange.default:

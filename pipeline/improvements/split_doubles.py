@@ -26,7 +26,7 @@ READS: Final = (
 
 ARANGES: Final = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 SUMS: Final = {aten.add.Tensor: doubles.add, aten.sub.Tensor: doubles.subtract}
-WAVES: Final = {aten.sin.default: doubles.sine_of_circle, aten.cos.default: doubles.cosine_of_circle}
+WAVES: Final = {aten.sin.default: doubles.sine_from_reduced, aten.cos.default: doubles.cosine_from_reduced}
 
 EXACT: Final = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 MOVED: Final = (Format.SPLIT, Format.SINGLE, Format.TURNS, Format.TERMS, Format.PARTS, Format.SUM)
@@ -50,15 +50,15 @@ def split_doubles(rewriting: Rewriting) -> None:
     """
     if rewriting.program.settings.truncate_double:
         return
-    values = _Values(rewriting)
-    casts = list(values.casts())
-    made = values.create_parts(casts)
+    values = _Float64Values(rewriting)
+    supported_casts = list(values.supported_casts())
+    made = values.create_parts(supported_casts)
     if made and all(rewriting.accepted(node) for node in rewriting.created if dtype_of(node) != torch.float64):
-        values.replace_casts(casts)
+        values.replace_casts(supported_casts)
     rewriting.erase_unread()
 
 
-class _Values:
+class _Float64Values:
     """The float64 values of a graph, and the recipes for computing each value in a `Format`."""
 
     def __init__(self, rewriting: Rewriting) -> None:
@@ -67,19 +67,19 @@ class _Values:
         self.created: dict[tuple[Argument, object], Argument] = {}
         for node in rewriting.graph.nodes:
             if node.op == "call_function" and dtype_of(node) == torch.float64:
-                self._record(node)
+                self._record_recipes(node)
 
-    def casts(self) -> Iterator[Node]:
+    def supported_casts(self) -> Iterator[Node]:
         """Yield the supported casts of float64 values to float32 or half precision."""
         for node in self.rewriting.graph.nodes:
             rounds = op_kind(node.target) is Kind.CASTS and dtype_of(node) in FLOATS
             if rounds and Format.SUM in self.recipes.get(node.args[0], ()):
                 yield node
 
-    def create_parts(self, casts: list[Node]) -> bool:
+    def create_parts(self, supported_casts: list[Node]) -> bool:
         """Create the nodes that the casts need, in each required format. Return whether all could be created."""
         needed: dict[Argument, set[Format]] = {}
-        for cast in casts:
+        for cast in supported_casts:
             needed.setdefault(cast.args[0], set()).add(Format.SUM)
         for node in reversed(self.recipes):
             for form, (needs, _) in reversed(self.recipes[node].items()):
@@ -89,19 +89,19 @@ class _Values:
         for node, ways in self.recipes.items():
             for form, (needs, build) in ways.items():
                 if form in needed.get(node, ()):
-                    parts = [self._parts(value, its, node) for value, its in needs]
+                    parts = [self._parts_in_format(value, its, node) for value, its in needs]
                     if None in parts:
                         return False
                     self.created[node, form] = build(node, *parts)
         return None not in self.created.values()
 
-    def replace_casts(self, casts: list[Node]) -> None:
+    def replace_casts(self, supported_casts: list[Node]) -> None:
         """Replace the casts by the new nodes, and read sizes from these instead of from float64 values."""
         for (node, form), parts in self.created.items():
             for user in list(node.users) if isinstance(form, Format) else ():
                 if user.target is aten.sym_size.int:
                     user.replace_input_with(node, parts[0])
-        for cast in casts:
+        for cast in supported_casts:
             (value,) = self.created[cast.args[0], Format.SUM]
             if dtype_of(cast) != torch.float32:
                 value = self.rewriting.create(aten._to_copy.default, (value,), {"dtype": dtype_of(cast)}, cast)
@@ -109,7 +109,7 @@ class _Values:
                 value = self.rewriting.create(aten.clone.default, (value,), {}, cast)
             self.rewriting.replace(cast, value)
 
-    def _record(self, node: Node) -> None:
+    def _record_recipes(self, node: Node) -> None:
         """Record how to compute a node in each possible format, from its arguments or from another format of it."""
         found = {form: way for form, way in self._recipes(node) if all(its in self._formats(x) for x, its in way[0])}
         if rank_of(node) > MAX_RANK:
@@ -132,23 +132,23 @@ class _Values:
         x, y = (*node.args, None, None)[:2]
         if node.target is aten.mul.Tensor:
             yield Format.TERMS, ([(x, Format.PARTS), (y, Format.PARTS)], self._trace(doubles.multiply))
-            number, rate = (y, x) if Format.CONSTANT in self._formats(x) else (x, y)
-            yield Format.TURNS, ([(number, Format.SPLIT), (rate, Format.CONSTANT)], self._trace(doubles.angle_in_turns))
+            x, y = (y, x) if Format.CONSTANT in self._formats(x) else (x, y)
+            yield Format.TURNS, ([(x, Format.SPLIT), (y, Format.CONSTANT)], self._trace(doubles.product_in_turns))
         elif node.target is aten.div.Tensor:
             yield Format.TERMS, ([(x, Format.PARTS), (y, Format.CONSTANT)], self._trace(doubles.divide))
-            yield Format.TURNS, ([(x, Format.SPLIT), (y, Format.CONSTANT)], self._trace(doubles.turns_by_period))
+            yield Format.TURNS, ([(x, Format.SPLIT), (y, Format.CONSTANT)], self._trace(doubles.quotient_in_turns))
         elif node.target in SUMS and argument(node, "alpha") == 1:
             yield Format.SUM, ([(x, Format.TERMS), (y, Format.TERMS)], self._trace(SUMS[node.target]))
         elif node.target in WAVES:
             yield Format.SINGLE, ([(x, Format.CIRCLE)], self._trace(WAVES[node.target]))
         elif op_kind(node.target) in MOVES or node.target in (*JOINS, *WRITES, *READS):
             moved = _moved_arguments(node)
-            yield from ((form, ([(value, form) for value in moved], self._move_parts)) for form in MOVED)
+            yield from ((form, ([(value, form) for value in moved], self._move_each_part)) for form in MOVED)
         elif (dtype := _exact_dtype(node)) is not None:
             for form, function in doubles.GIVEN.items():
-                yield form, ((), self._build_from(function, dtype))
+                yield form, ((), self._build_from_exact_tensor(function, dtype))
 
-    def _parts(self, value: Argument, form: Format, before: Node) -> Argument:
+    def _parts_in_format(self, value: Argument, form: Format, before: Node) -> Argument:
         """Return the tensors that represent an argument in a format; for CONSTANT, the argument itself."""
         if (value, form) in self.created:
             return self.created[value, form]
@@ -160,22 +160,22 @@ class _Values:
             return value
         key = value, doubles.GIVEN[form]
         if key not in self.created:
-            self.created[key] = self.rewriting.before(before).trace(doubles.GIVEN[form], value)
+            self.created[key] = self.rewriting.before(before).add_traced(doubles.GIVEN[form], value)
         return self.created[key]
 
     def _trace(self, function: Build) -> Build:
-        return lambda node, *parts: self.rewriting.before(node).trace(function, *parts)
+        return lambda node, *parts: self.rewriting.before(node).add_traced(function, *parts)
 
-    def _build_from(self, function: Build, dtype: torch.dtype) -> Build:
+    def _build_from_exact_tensor(self, convert: Build, dtype: torch.dtype) -> Build:
         """Return a function that creates a filled tensor in an exact dtype and converts it to a format."""
 
         def build(node: Node) -> Argument:
             create = self.rewriting.before(node)
-            return create.trace(function, create(node.target, *node.args, **{**node.kwargs, "dtype": dtype}))
+            return create.add_traced(convert, create(node.target, *node.args, **{**node.kwargs, "dtype": dtype}))
 
         return build
 
-    def _move_parts(self, node: Node, *values: Sequence[Node]) -> tuple[Node, ...]:
+    def _move_each_part(self, node: Node, *values: Sequence[Node]) -> tuple[Node, ...]:
         """Apply an operator that only moves elements to each part of its arguments, and return the new parts."""
         parts = [dict(zip(_moved_arguments(node), each, strict=True)) for each in zip(*values, strict=True)]
         if op_kind(node.target) is Kind.CASTS:

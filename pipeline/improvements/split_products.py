@@ -10,7 +10,7 @@ from attrs import frozen
 
 from pipeline.aten.arguments import argument
 from pipeline.frozen import FrozenDict
-from pipeline.improvements.rewriting import NewCalls, Node, Rewriting, aten, dtype_of, improvement, rank_of
+from pipeline.improvements.rewriting import CallBuilder, Node, Rewriting, aten, dtype_of, improvement, rank_of
 from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, shape_of
 
@@ -45,14 +45,14 @@ def split_products(rewriting: Rewriting) -> None:
             _replace_by_parts(rewriting.before(node), product, parts)
 
 
-def number_of_parts(rows: Sequence[int], inner: int, columns: int) -> int:
+def number_of_parts(rows_per_profile: Sequence[int], summed: int, columns: int) -> int:
     """Return into how many parts (a power of two) to split a matmul [·, K] @ [K, N] so that it occupies all
     multiprocessors at the rows that each profile is tuned for; 1 leaves the matmul unchanged."""
-    if not 2 <= min(rows) <= FEW or inner < LONG or columns % 8:
+    if not 2 <= min(rows_per_profile) <= FEW or summed < LONG or columns % 8:
         return 1
-    parts = MOST if max(rows) <= FEW else MOST_BESIDE_MANY
+    parts = MOST if max(rows_per_profile) <= FEW else MOST_BESIDE_MANY
     blocks = math.ceil(columns / COLUMNS)
-    while parts > 1 and (blocks * parts > BLOCKS or inner % (COLUMNS // 2 * parts) or inner // parts < SHORTEST):
+    while parts > 1 and (blocks * parts > BLOCKS or summed % (COLUMNS // 2 * parts) or summed // parts < SHORTEST):
         parts //= 2
     return parts
 
@@ -96,7 +96,7 @@ def _rows_per_profile(rewriting: Rewriting, x: Node) -> list[int]:
     return [bounds(count, {**program.shapes, **narrowed}).opt for narrowed in program.profiles or (FrozenDict(),)]
 
 
-def _replace_by_parts(create: NewCalls, product: Product, parts: int) -> None:
+def _replace_by_parts(create: CallBuilder, product: Product, parts: int) -> None:
     """Replace a matmul by the sum of its parts, if converters accept all new nodes. The parts are added in pairs, since
     a reduction of more than four elements would be a separate kernel."""
     inner, columns = product.sizes

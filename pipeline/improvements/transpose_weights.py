@@ -22,13 +22,13 @@ def transpose_weights(rewriting: Rewriting) -> None:
         *bias, x, weight = node.args
         if not (isinstance(x, Node) and isinstance(weight, Node) and weight.op == "placeholder"):
             continue
-        if rank_of(weight) == 2 and rewriting.owns_constant(node, weight) and _adds_only_vector(node, bias):
+        if rank_of(weight) == 2 and rewriting.owns_constant(node, weight) and _adds_nothing_or_vector(node, bias):
             turned = rewriting.create(aten.transpose.int, (weight, 0, 1), {}, node)
             if rewriting.offer(node, aten.linear.default, (x, turned, *bias)) is None:
                 rewriting.erase(turned)
 
 
-def _adds_only_vector(node: Node, bias: Sequence[Argument]) -> bool:
+def _adds_nothing_or_vector(node: Node, bias: Sequence[Argument]) -> bool:
     """Return whether a matmul adds no bias, or adds a vector without a factor, as a linear layer does."""
     if not bias:
         return True

@@ -11,7 +11,7 @@ from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import conditional_reason, is_pointwise
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument
-from pipeline.improvements.index_by_masks import is_mask_of
+from pipeline.improvements.index_by_masks import is_mask_of_leading_dims
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
 from pipeline.shapes.environment import shape_of
 
@@ -27,19 +27,19 @@ def update_by_masks(rewriting: Rewriting) -> None:
     """
     for node in rewriting.nodes(aten.index_put.default):
         x, value = argument(node, "self"), argument(node, "values")
-        mask = _single_mask(x, argument(node, "indices"))
+        mask = _only_index_as_mask(x, argument(node, "indices"))
         if mask is None or argument(node, "accumulate"):
             continue
-        update = _Update(rewriting, node, mask)
-        if update.reads(value) and update.can_compute_all(value):
+        update = _MaskedUpdate(rewriting, node, mask)
+        if update.uses_mask(value) and update.can_compute_for_all_elements(value):
             for _ in range(rank_of(x) - rank_of(mask)):
                 mask = rewriting.create(aten.unsqueeze.default, (mask, -1), {}, node)
-            rewriting.offer(node, aten.where.self, (mask, update.compute_all(value), x))
+            rewriting.offer(node, aten.where.self, (mask, update.compute_for_all_elements(value), x))
 
 
 @frozen
-class _Update:
-    """A write by a mask, with queries about the values from which the written elements are computed."""
+class _MaskedUpdate:
+    """A write by a mask, with methods that examine and rewrite the computation of the written values."""
 
     rewriting: Rewriting
     node: Node
@@ -47,32 +47,32 @@ class _Update:
     _reads: dict[Node, bool] = field(factory=dict)
     _whole: dict[Node, Argument] = field(factory=dict)
 
-    def reads(self, value: Argument, within: int = DEEPEST) -> bool:
+    def uses_mask(self, value: Argument, depth: int = DEEPEST) -> bool:
         """Return whether a value depends on masked elements, those that ``y[mask]`` reads."""
-        if not isinstance(value, Node) or not within:
+        if not isinstance(value, Node) or not depth:
             return False
         if value not in self._reads:
             sources = value.all_input_nodes if _is_elementwise(value) else ()
-            self._reads[value] = self._is_masked_read(value) or any(self.reads(each, within - 1) for each in sources)
+            self._reads[value] = self._is_masked_read(value) or any(self.uses_mask(each, depth - 1) for each in sources)
         return self._reads[value]
 
-    def can_compute_all(self, value: Argument) -> bool:
+    def can_compute_for_all_elements(self, value: Argument) -> bool:
         """Return whether a value, computed for masked elements only, can be computed for all elements instead."""
         if not isinstance(value, Node) or self._is_masked_read(value):
             return True
-        if not self.reads(value):
-            return isinstance(value.meta.get("val"), torch.Tensor) and self._is_uniform(value)
-        return all(map(self.can_compute_all, value.all_input_nodes))
+        if not self.uses_mask(value):
+            return isinstance(value.meta.get("val"), torch.Tensor) and self._is_same_for_masked_elements(value)
+        return all(map(self.can_compute_for_all_elements, value.all_input_nodes))
 
-    def compute_all(self, value: Argument) -> Argument:
+    def compute_for_all_elements(self, value: Argument) -> Argument:
         """Create the nodes that compute a value for all elements, not only masked elements; return its node."""
-        if not isinstance(value, Node) or not self.reads(value):
+        if not isinstance(value, Node) or not self.uses_mask(value):
             return value
         if value not in self._whole:
             if self._is_masked_read(value):
                 self._whole[value] = value.args[0]
             else:
-                args, kwargs = map_arg((value.args, dict(value.kwargs)), self.compute_all)
+                args, kwargs = map_arg((value.args, dict(value.kwargs)), self.compute_for_all_elements)
                 self._whole[value] = self.rewriting.create(value.target, args, kwargs, self.node)
         return self._whole[value]
 
@@ -81,10 +81,10 @@ class _Update:
         if not isinstance(value, Node) or value.target is not aten.index.Tensor:
             return False
         picked, written = argument(value, "self"), argument(self.node, "self")
-        found = _single_mask(picked, argument(value, "indices")) if rank_of(picked) == rank_of(written) else None
+        found = _only_index_as_mask(picked, argument(value, "indices")) if rank_of(picked) == rank_of(written) else None
         return found is not None and _is_same_computation(found, self.mask)
 
-    def _is_uniform(self, value: Node) -> bool:
+    def _is_same_for_masked_elements(self, value: Node) -> bool:
         """Return whether a value is the same number for all masked elements."""
         sizes = shape_of(value.meta["val"])
         picked = rank_of(argument(self.node, "self")) - rank_of(self.mask) + 1
@@ -98,18 +98,18 @@ def _is_elementwise(node: Node) -> bool:
     return not conditional_reason(node.target, node.args, node.meta["val"])
 
 
-def _is_same_computation(a: Argument, b: Argument, within: int = DEEPEST) -> bool:
+def _is_same_computation(a: Argument, b: Argument, depth: int = DEEPEST) -> bool:
     """Return whether two values are computed in the same way, for example a mask expression that a model repeats."""
     if not isinstance(a, Node) or not isinstance(b, Node) or a is b:
         return a is b or (type(a) is type(b) and not isinstance(a, Node) and bool(a == b))
-    if not within or a.op != "call_function" or a.target != b.target or op_kind(a.target) is Kind.DRAWS:
+    if not depth or a.op != "call_function" or a.target != b.target or op_kind(a.target) is Kind.DRAWS:
         return False
     (ours, one), (theirs, other) = tree_flatten((a.args, dict(a.kwargs))), tree_flatten((b.args, dict(b.kwargs)))
-    return one == other and all(_is_same_computation(x, y, within - 1) for x, y in zip(ours, theirs, strict=True))
+    return one == other and all(_is_same_computation(x, y, depth - 1) for x, y in zip(ours, theirs, strict=True))
 
 
-def _single_mask(x: Argument, indices: object) -> Node | None:
+def _only_index_as_mask(x: Argument, indices: object) -> Node | None:
     """Return the only index if it is a mask with the sizes of the leading dims of ``x``; else None."""
     if not isinstance(indices, list | tuple) or len(indices) != 1 or not isinstance(indices[0], Node):
         return None
-    return indices[0] if is_mask_of(indices[0], x) else None
+    return indices[0] if is_mask_of_leading_dims(indices[0], x) else None

@@ -73,51 +73,51 @@ def update_in_place(rewriting: Rewriting) -> None:
         elif held is not None:
             _write_in_pytorch(rewriting, held, at)
     if checks:
-        _add_check(rewriting, _unique_checks(rewriting, checks))
+        _add_position_check_output(rewriting, _unique_checks(rewriting, checks))
         outputs = (*program.outputs, Output("", "check", target=names[0], name="positions"))
         rewriting.program = evolve(program, buffers=FrozenDict(buffers), outputs=outputs)
 
 
-def _match_buffer_write(placeholder: Node, whole: Node) -> BufferWrite | None:
+def _match_buffer_write(placeholder: Node, new_value: Node) -> BufferWrite | None:
     """Match a write to a buffer whose old value nothing else reads; None if engines cannot run it in place."""
     value = placeholder.meta["val"]
-    if whole.op == "placeholder" or not value.numel():
+    if new_value.op == "placeholder" or not value.numel():
         return None
-    readers = [user for user in placeholder.users if not _is_overwritten(user)]
-    if readers == [whole]:
-        return BufferWrite(placeholder, whole, whole)
-    if len(readers) != 2 or whole not in readers or not _is_first_batches(placeholder, whole):
+    readers = [user for user in placeholder.users if not _is_read_only_to_be_overwritten(user)]
+    if readers == [new_value]:
+        return BufferWrite(placeholder, new_value, new_value)
+    if len(readers) != 2 or new_value not in readers or not _replaces_only_first_batches(placeholder, new_value):
         return None
-    view, written = next(user for user in readers if user is not whole), whole.args[1]
+    view, written = next(user for user in readers if user is not new_value), new_value.args[1]
     if not isinstance(written, Node) or list(view.users) != [written] or is_output(written):
         return None
-    return BufferWrite(placeholder, whole, written) if _is_same_slice(view, whole) else None
+    return BufferWrite(placeholder, new_value, written) if _is_slice_that_was_written(view, new_value) else None
 
 
-def _is_overwritten(view: Node) -> bool:
+def _is_read_only_to_be_overwritten(view: Node) -> bool:
     """Return whether a slice is read only by copies that overwrite it, so that only its shape matters."""
     return view.target is aten.slice.Tensor and all(
         user.target is aten.copy.default and user.args[0] is view for user in view.users
     )
 
 
-def _is_first_batches(placeholder: Node, whole: Node) -> bool:
+def _replaces_only_first_batches(placeholder: Node, value: Node) -> bool:
     """Return whether a buffer's new value replaces only its first batches, and only these batches are read."""
-    if whole.target is not aten.slice_scatter.default or whole.args[0] is not placeholder:
+    if value.target is not aten.slice_scatter.default or value.args[0] is not placeholder:
         return False
-    first = argument(whole, "dim") == 0 and argument(whole, "start") in (None, 0) and argument(whole, "step") == 1
-    return first and all(user.op == "output" or _is_same_slice(user, whole) for user in whole.users)
+    first = argument(value, "dim") == 0 and argument(value, "start") in (None, 0) and argument(value, "step") == 1
+    return first and all(user.op == "output" or _is_slice_that_was_written(user, value) for user in value.users)
 
 
-def _is_same_slice(view: Node, whole: Node) -> bool:
+def _is_slice_that_was_written(view: Node, write: Node) -> bool:
     """Return whether a slice selects the part of a buffer that the write changed."""
     return view.target is aten.slice.Tensor and all(
-        argument(view, key) == argument(whole, key) for key in ("dim", "end", "step")
+        argument(view, key) == argument(write, key) for key in ("dim", "end", "step")
     )
 
 
-def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, index: int) -> tuple[Node, PositionCheck] | None:
-    """Replace the write of output ``index`` by an in-place update; return its cache and the condition to check."""
+def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, out_index: int) -> tuple[Node, PositionCheck] | None:
+    """Replace the write of output ``out_index`` by an in-place update; return its cache and the condition to check."""
     can = CAPABILITIES.kv_cache_update and buffer.placeholder.meta["val"].dtype in DTYPES
     write = match_write(rewriting, buffer.written) if can else None
     if write is None:
@@ -131,15 +131,15 @@ def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, index: int) -> 
     update_node = rewriting.create(CACHE_UPDATE, (cache, update, write.starts), {}, buffer.written)
     back = _reshape(rewriting, update_node, shape, buffer.written) if rewriting.accepted(update_node) else None
     if back is not None:
-        _replace_written(rewriting, buffer, update_node, back, index)
+        _replace_written(rewriting, buffer, update_node, back, out_index)
     else:
         rewriting.erase(update_node)
     if cache is not buffer.placeholder:
-        _erase_unused(rewriting, cache if back is None else buffer.placeholder)
+        _erase_unread_placeholder(rewriting, cache if back is None else buffer.placeholder)
     return None if back is None else (cache, PositionCheck(write.starts, write.update, write.dim, length, size))
 
 
-def _write_in_pytorch(rewriting: Rewriting, buffer: BufferWrite, index: int) -> None:
+def _write_in_pytorch(rewriting: Rewriting, buffer: BufferWrite, out_index: int) -> None:
     """Let PyTorch write rows to a large buffer by index, if an engine would copy the buffer and may be split there."""
     value = buffer.placeholder.meta["val"]
     if rewriting.program.settings.require_full_compilation or buffer.written is not buffer.whole:
@@ -148,15 +148,15 @@ def _write_in_pytorch(rewriting: Rewriting, buffer: BufferWrite, index: int) -> 
     if place is None or value.numel() * value.itemsize < SMALL:
         return
     write = rewriting.create(CACHE_WRITE, (buffer.placeholder, *place), {}, buffer.whole)
-    _replace_written(rewriting, buffer, write, write, index)
+    _replace_written(rewriting, buffer, write, write, out_index)
 
 
-def _cache_shape(shape: tuple[Expr, ...], dim: int) -> tuple[Expr, ...]:
-    """Reshape a shape to [B, N, S, D], where S is the size of ``dim``."""
-    if len(shape) == 4 and dim == 2:
+def _cache_shape(shape: tuple[Expr, ...], row_dim: int) -> tuple[Expr, ...]:
+    """Reshape a shape to [B, N, S, D], where S is the size of ``row_dim``."""
+    if len(shape) == 4 and row_dim == 2:
         return shape
-    batch = shape[0] if dim else 1
-    return batch, math.prod(shape[1:dim]), shape[dim], math.prod(shape[dim + 1 :])
+    batch = shape[0] if row_dim else 1
+    return batch, math.prod(shape[1:row_dim]), shape[row_dim], math.prod(shape[row_dim + 1 :])
 
 
 def _reshape(rewriting: Rewriting, node: Node, shape: tuple[Expr, ...], before: Node) -> Node | None:
@@ -183,20 +183,20 @@ def _add_cache_placeholder(rewriting: Rewriting, buffer: BufferWrite, shape: tup
     return rows
 
 
-def _replace_written(rewriting: Rewriting, buffer: BufferWrite, update: Node, readers_value: Node, index: int) -> None:
-    """Replace the written value by the update in all readers, and return the update from the program."""
+def _replace_written(rewriting: Rewriting, buffer: BufferWrite, update: Node, new_value: Node, out_index: int) -> None:
+    """Replace the written value by ``new_value`` in all readers; the update becomes the output ``out_index``."""
     output = rewriting.graph.output_node()
     returned = list(results_of(rewriting.graph))
-    returned[index] = update
+    returned[out_index] = update
     output.args = (tuple(returned),)
     for part in [user for user in buffer.whole.users if buffer.whole is not buffer.written and user is not output]:
-        part.replace_all_uses_with(readers_value)
+        part.replace_all_uses_with(new_value)
         rewriting.erase(part)
-    buffer.written.replace_all_uses_with(readers_value, delete_user_cb=lambda user: user is not readers_value)
+    buffer.written.replace_all_uses_with(new_value, delete_user_cb=lambda user: user is not new_value)
     rewriting.erase(buffer.whole)
 
 
-def _erase_unused(rewriting: Rewriting, placeholder: Node) -> None:
+def _erase_unread_placeholder(rewriting: Rewriting, placeholder: Node) -> None:
     """Erase a placeholder of which only the shape is read, by slices and copies without readers."""
     for view in list(placeholder.users):
         for copy in list(view.users):
@@ -213,7 +213,7 @@ def _unique_checks(rewriting: Rewriting, checks: list[PositionCheck]) -> list[Po
     return list({(known[check.starts], check.length, check.size): check for check in reversed(checks)}.values())[::-1]
 
 
-def _add_check(rewriting: Rewriting, checks: list[PositionCheck]) -> None:
+def _add_position_check_output(rewriting: Rewriting, checks: list[PositionCheck]) -> None:
     """Add an output to the program that tells whether a written row is outside of its buffer."""
     output = rewriting.graph.output_node()
     create, outside = rewriting.before(output), []

@@ -1,5 +1,6 @@
-"""Recognise operators that write consecutive rows, and find the first row that they write.
-They are ``index_copy``, ``index_put`` and ``slice_scatter``; the graph must show that the index counts up by 1."""
+"""Recognise writes of consecutive rows (``index_copy``, ``index_put``, ``slice_scatter``), and find the first index.
+
+That index is known if the graph shows that the written indices count up from it."""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ ADDS = (aten.add.Tensor, aten.add.Scalar)
 PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 
 
-def first_position(rewriting: Rewriting, index: Node) -> Start | None:
+def first_position_of_rows(rewriting: Rewriting, index: Node) -> Start | None:
     """Return the first element of each row of an index, if the graph shows that the rows count up by 1; else None."""
     shape = shape_of(index.meta["val"])
     if not shape or shape[-1] == 1:
         return index
-    return evaluate(_start_of_range, rewriting, index)
+    return evaluate(_start_of_counting_rows, rewriting, index)
 
 
-def _start_of_range(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
+def _start_of_counting_rows(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
     """Return the first element of each row of a tensor whose rows provably count up by 1; None for other tensors."""
     if not isinstance(node, Node):
         return None
@@ -51,12 +52,12 @@ def _start_of_range(rewriting: Rewriting, node: Any) -> Steps[Start | None]:
     kind = op_kind(node.target)
     same = kind is Kind.COPIES or (kind is Kind.CASTS and dtype_of(node) in INTS)
     if same or (kind in (Kind.SQUEEZES, Kind.RESHAPES, Kind.SELECTS) and _reshapes_one_row(node)):
-        found = yield _start_of_range, rewriting, node.args[0]
+        found = yield _start_of_counting_rows, rewriting, node.args[0]
     return found
 
 
 def _start_of_constant(rewriting: Rewriting, node: Node) -> Start | None:
-    value = rewriting.literal(node)
+    value = rewriting.known_value(node)
     if value is None or value.dtype not in INTS or not value.numel():
         return None
     start = int(value.flatten()[0])
@@ -69,15 +70,15 @@ def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
     if argument(node, "alpha") != 1 or dtype_of(node) not in INTS:
         return None
     for counting, other in both_orders(node):
-        if not _is_start(other):
+        if not _can_be_start(other):
             continue
-        start = yield _start_of_range, rewriting, counting
+        start = yield _start_of_counting_rows, rewriting, counting
         if start is not None:
             return other if start == 0 else None
     return None
 
 
-def _is_start(value: Any) -> bool:
+def _can_be_start(value: Any) -> bool:
     """Return whether a value can be the first position of each row: a number, or a tensor with one element per row."""
     if dtype_of(value) is None:
         return isinstance(value, Node) or type(value) is int
@@ -159,12 +160,12 @@ def _match_slice_write(rewriting: Rewriting, node: Node) -> Write | None:
     start = start + size if type(start) is int and start < 0 else start
     end = size if end is None or (type(end) is int and end > size) else end
     length = _as_expression(end) - _as_expression(start)
-    update = _skip_expansion(source, dim, length)
+    update = _skip_views_and_expansions(source, dim, length)
     fits = shape_of(update.meta["val"])[dim] == length
-    return Write(dim, _as_vector(rewriting, start, node), update) if fits else None
+    return Write(dim, _start_as_vector(rewriting, start, node), update) if fits else None
 
 
-def _skip_expansion(source: Node, dim: int, length: Expr) -> Node:
+def _skip_views_and_expansions(source: Node, dim: int, length: Expr) -> Node:
     """Return the value that is copied to a slice, without the views and expansions to the slice's size."""
     while True:
         inner = source.args[1] if source.target is aten.copy.default else source.args[0] if source.args else None
@@ -183,15 +184,15 @@ def _match_index_write(rewriting: Rewriting, node: Node) -> Write | None:
     if found is None:
         return _match_batch_write(rewriting, node)
     dim, index, values = found
-    start = first_position(rewriting, index)
+    start = first_position_of_rows(rewriting, index)
     if start is None:
         return None
     if node.target is aten.index_copy.default:
-        return Write(dim, _as_vector(rewriting, start, node), values)
+        return Write(dim, _start_as_vector(rewriting, start, node), values)
     shape, update = _selected_shape(node.args[0], dim, index), values
     if shape_of(values.meta["val"]) != shape and all(isinstance(size, int) for size in shape):
         update = rewriting.create(aten.expand.default, (values, list(shape)), {}, node)
-    return Write(dim, _wrap_starts(rewriting, start, index, dim, node), update)
+    return Write(dim, _nonnegative_start(rewriting, start, index, dim, node), update)
 
 
 def _selected_shape(x: Argument, dim: int, index: Node) -> Shape:
@@ -219,41 +220,41 @@ def _match_batch_write(rewriting: Rewriting, node: Node) -> Write | None:
     else:
         order = [0, *range(2, dim + 1), 1, *range(dim + 1, rank)]
         update = rewriting.create(aten.permute.default, (values, order), {}, node)
-    start = first_position(rewriting, index)
-    return None if start is None else Write(dim, _wrap_starts(rewriting, start, index, dim, node), update)
+    start = first_position_of_rows(rewriting, index)
+    return None if start is None else Write(dim, _nonnegative_start(rewriting, start, index, dim, node), update)
 
 
-def _selects_every_batch(rewriting: Rewriting, index: Node, batches: Expr) -> bool:
+def _selects_every_batch(rewriting: Rewriting, index: Node, batch_size: Expr) -> bool:
     """Return whether an index [B] or [B, 1] counts all batches in order."""
     shape = shape_of(index.meta["val"])
-    if shape not in ((batches,), (batches, 1)):
+    if shape not in ((batch_size,), (batch_size, 1)):
         return False
-    value = rewriting.literal(index)
+    value = rewriting.known_value(index)
     if value is not None:
         return torch.equal(value.flatten().to(torch.int64), torch.arange(value.numel()))
     while index.target in (aten.unsqueeze.default, aten.view.default) and isinstance(index.args[0], Node):
         index = index.args[0]
-    return shape_of(index.meta["val"]) == (batches,) and first_position(rewriting, index) == 0
+    return shape_of(index.meta["val"]) == (batch_size,) and first_position_of_rows(rewriting, index) == 0
 
 
-def _wrap_starts(rewriting: Rewriting, start: Start, index: Node, dim: int, node: Node) -> Node:
+def _nonnegative_start(rewriting: Rewriting, start: Start, index: Node, dim: int, write: Node) -> Node:
     """Return start positions; negative ones of a single row are converted to count from the beginning."""
-    starts = _as_vector(rewriting, start, node)
+    starts = _start_as_vector(rewriting, start, write)
     if start is not index:
         return starts
-    create = rewriting.before(node)
+    create = rewriting.before(write)
     below = create(aten.lt.Scalar, starts, 0)
-    from_end = create(aten.add.Scalar, starts, shape_of(node.meta["val"])[dim])
+    from_end = create(aten.add.Scalar, starts, shape_of(write.meta["val"])[dim])
     return create(aten.where.self, below, from_end, starts)
 
 
-def _as_vector(rewriting: Rewriting, start: Start, node: Node) -> Node:
+def _start_as_vector(rewriting: Rewriting, start: Start, before: Node) -> Node:
     """Return a start position as a 1-D tensor."""
     if isinstance(start, Node) and start.target in READS_DATA and isinstance(start.args[0], Node):
         start = start.args[0]  # Python reads it from this very tensor
     if not isinstance(start, Node) or not isinstance(start.meta.get("val"), torch.Tensor):
-        return rewriting.create(aten.full.default, ([1], start), {"dtype": torch.int64}, node)
-    return start if rank_of(start) == 1 else rewriting.create(aten.view.default, (start, [-1]), {}, node)
+        return rewriting.create(aten.full.default, ([1], start), {"dtype": torch.int64}, before)
+    return start if rank_of(start) == 1 else rewriting.create(aten.view.default, (start, [-1]), {}, before)
 
 
 def _as_expression(value: Any) -> Expr:

@@ -69,7 +69,7 @@ class _SegmentAssembler:
         self.nodes_by_name = {n.name: n for n in self.position}
         self.returned = [n for n in results_of(self.program.graph) if isinstance(n, Node)]
         if unknown := [name for name in reasons if name not in self.nodes_by_name]:
-            raise ValueError(f"reasons: {unknown[0]} is not an operator of the program")
+            raise ValueError(f"reasons has a reason for {unknown[0]}, which is not an operator of the program")
         self.ports: dict[Node, Port] = {}
         self.group_of: dict[Node, int] = {}
         groups = [group for group in groups if group[1]]
@@ -87,7 +87,7 @@ class _SegmentAssembler:
         self._check_groups()
         done: set[Node] = set()
         for part in self.parts:
-            self._collect_reads(part)
+            self._collect_inputs(part)
             for node in part.tensors:
                 if node.op == "call_function" and node not in done:
                     raise ValueError(f"the segment of {part.nodes[0].name} would run before its input {node.name}")
@@ -137,7 +137,7 @@ class _SegmentAssembler:
                 if part.kind == "engine" and not self.validated.verdicts[node.name].supported:
                     raise ValueError(f"the operator {node.name} is in an engine segment, but an engine cannot run it")
 
-    def _collect_reads(self, part: _SegmentDraft) -> None:
+    def _collect_inputs(self, part: _SegmentDraft) -> None:
         """Find the values that a segment reads from outside; it computes sizes that depend on its own values itself."""
         inside = set(part.nodes)
         part.new_symbols = frozenset(s for n in part.nodes for s in introduced_symbols(n))
@@ -165,37 +165,37 @@ class _SegmentAssembler:
         given: set[Node] = set()
         for at, part in enumerate(self.parts):
             outputs = [n for n in part.nodes if n in needed and n not in given and _is_tensor_or_size(n)]
-            outputs += self._size_carriers(part, outputs, self.parts[at + 1 :])
+            outputs += self._nodes_for_sizes(part, outputs, self.parts[at + 1 :])
             given |= set(outputs)
             yield Segment(
                 name=f"{part.kind}_{at}",
                 kind=part.kind,
                 nodes=tuple(n.name for n in part.nodes),
-                inputs=tuple(self._inputs(part)),
-                outputs=tuple(map(self._port, outputs)),
+                inputs=tuple(self._input_ports(part)),
+                outputs=tuple(map(self._port_of, outputs)),
                 constants=tuple(part.constants),
             )
 
-    def _size_carriers(self, part: _SegmentDraft, outputs: list[Node], later: list[_SegmentDraft]) -> Iterator[Node]:
+    def _nodes_for_sizes(self, part: _SegmentDraft, outputs: list[Node], later: list[_SegmentDraft]) -> Iterator[Node]:
         """Yield nodes that a segment returns only for their sizes, which later segments need and cannot compute."""
         wanted = {s for n in self.returned for s in symbols_of(n) | float_symbols(n)}
         wanted |= {s for p in later for n in (*p.nodes, *p.sizes) for s in symbols_of(n)} if part.new_symbols else set()
-        wanted = (wanted & part.new_symbols) - _readable_symbols(map(self._port, outputs))
+        wanted = (wanted & part.new_symbols) - _readable_symbols(map(self._port_of, outputs))
         for node in part.nodes:
             if wanted and (_is_tensor_or_size(node) or item_symbols(node)):
-                readable = _readable_symbols([self._port(node)])
+                readable = _readable_symbols([self._port_of(node)])
                 if not wanted.isdisjoint(readable):
                     wanted -= readable
                     yield node
 
-    def _inputs(self, part: _SegmentDraft) -> Iterator[Port]:
-        tensors = list(map(self._port, part.tensors))
+    def _input_ports(self, part: _SegmentDraft) -> Iterator[Port]:
+        tensors = list(map(self._port_of, part.tensors))
         yield from tensors
         if part.kind == "torch":
-            yield from map(self._port, part.sizes)
+            yield from map(self._port_of, part.sizes)
             return
         read = dict.fromkeys(n for node in part.nodes for n in node.all_input_nodes)
-        yield from (self._port(n) for n in read if isinstance(n.meta.get("val"), torch.SymFloat))
+        yield from (self._port_of(n) for n in read if isinstance(n.meta.get("val"), torch.SymFloat))
         known = _readable_symbols(tensors) | part.new_symbols
         for node in (*part.nodes, *part.sizes):
             for leaf in sorted({leaf for size in sizes_of(node) for leaf in engine_operands(size)}, key=str):
@@ -203,7 +203,7 @@ class _SegmentAssembler:
                     known |= {str(leaf)}
                     yield Port(str(leaf), torch.int64, (), (bounds(leaf, self.program.shapes),), "symint", leaf)
 
-    def _port(self, node: Node) -> Port:
+    def _port_of(self, node: Node) -> Port:
         if node not in self.ports:
             self.ports[node] = make_port(node.name, node.meta["val"], self.program.shapes)
         return self.ports[node]

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from pipeline.partitioning.flow import Flow
-from pipeline.partitioning.levels import engine_sizes
+from pipeline.partitioning.levels import operators_per_engine
 from pipeline.partitioning.units import Units
 
 
-def operators_cheaper_in_torch(
+def bytes_saved_by_operator_in_torch(
     flow: Flow,
     units: Units,
     in_torch: Sequence[bool],
@@ -30,10 +30,10 @@ def operators_cheaper_in_torch(
     operators that earlier calls of this function moved to PyTorch.
     """
     sides = OperatorSides(flow, [in_torch[unit] for unit in units.unit_of], frozenset(moved_before))
-    room = engine_sizes(units, in_torch, levels)
+    room = operators_per_engine(units, in_torch, levels)
     moved: dict[int, int] = {}
     for i in (*reversed(range(len(flow.nodes))), *range(len(flow.nodes))):
-        if i not in moved and _can_move(flow, units, sides, i):
+        if i not in moved and _can_move_to_torch(flow, units, sides, i):
             saved, cone = _move_best_group(flow, units, sides, i)
             taken = Counter(levels[units.unit_of[j]] for j in cone)
             if cone and not any(0 < room[at] - count < min_size <= room[at] for at, count in taken.items()):
@@ -41,11 +41,11 @@ def operators_cheaper_in_torch(
                 moved |= dict.fromkeys(cone, saved)
             else:
                 for j in cone:
-                    sides.move(j, to_torch=False)
+                    sides.change_side(j, to_torch=False)
     return moved
 
 
-def _can_move(flow: Flow, units: Units, sides: OperatorSides, i: int) -> bool:
+def _can_move_to_torch(flow: Flow, units: Units, sides: OperatorSides, i: int) -> bool:
     """Return whether an operator may move to PyTorch: it is cheap, in an engine, its own unit, and next to PyTorch."""
     if sides.in_torch[i] or not flow.is_cheap[i]:
         return False
@@ -60,12 +60,12 @@ def _move_best_group(flow: Flow, units: Units, sides: OperatorSides, start: int)
     operators. If no move saves bytes, move nothing and return 0."""
     cone, saved, best, length = [], 0, 0, 0
     for i in _movable_operators(flow, units, sides, start):
-        saved -= sides.move(i, to_torch=True)
+        saved -= sides.change_side(i, to_torch=True)
         cone.append(i)
         if saved > best:
             best, length = saved, len(cone)
     for i in reversed(cone[length:]):
-        sides.move(i, to_torch=False)
+        sides.change_side(i, to_torch=False)
     return best, cone[:length]
 
 
@@ -74,20 +74,20 @@ MAX_MOVED_TOGETHER = 32
 
 
 def _movable_operators(flow: Flow, units: Units, sides: OperatorSides, start: int) -> Iterator[int]:
-    """Yield ``start``, and then operators that may move if those before have: towards the inputs, or outputs."""
+    """Yield ``start``, then operators towards the inputs or outputs that may move once the earlier ones have."""
     back = sides.feeds_only_torch(start)
     waiting, seen = [start], set[int]()
     while waiting and len(seen) < MAX_MOVED_TOGETHER:
         i = waiting.pop()
         ready = sides.feeds_only_torch(i) if back else sides.reads_only_torch(i)
-        if i not in seen and ready and _can_move(flow, units, sides, i):
+        if i not in seen and ready and _can_move_to_torch(flow, units, sides, i):
             seen.add(i)
             yield i
             waiting += flow.before[i] if back else flow.after[i]
 
 
 class OperatorSides:
-    """Where each operator runs (engine or PyTorch), and the bytes that cross; `move` updates both.
+    """Where each operator runs (engine or PyTorch), and the bytes that cross; `change_side` updates both.
 
     The program's inputs count as in an engine, so an operator that reads them and can run in an engine stays in it.
     """
@@ -99,34 +99,34 @@ class OperatorSides:
         self.later = [sum(in_torch[j] for j in later) for later in flow.after]
         self.earlier = [sum(in_torch[j] for j in earlier) for earlier in flow.before]
 
-    def feeds_only_torch(self, i: int) -> bool:
+    def feeds_only_torch(self, operator: int) -> bool:
         """Return whether an operator's results have readers, and all readers run in PyTorch."""
-        return 0 < self.later[i] == len(self.flow.after[i])
+        return 0 < self.later[operator] == len(self.flow.after[operator])
 
-    def reads_only_torch(self, i: int) -> bool:
+    def reads_only_torch(self, operator: int) -> bool:
         """Return whether an operator has dependencies, and all of them run in PyTorch."""
-        return 0 < self.earlier[i] == len(self.flow.before[i])
+        return 0 < self.earlier[operator] == len(self.flow.before[operator])
 
-    def touches_fixed(self, i: int) -> bool:
+    def touches_fixed(self, operator: int) -> bool:
         """Return whether PyTorch runs a neighbour of this operator for a reason other than fewer crossing bytes."""
-        return any(self.fixed_in_torch[j] for j in (*self.flow.before[i], *self.flow.after[i]))
+        return any(self.fixed_in_torch[j] for j in (*self.flow.before[operator], *self.flow.after[operator]))
 
-    def move(self, i: int, *, to_torch: bool) -> int:
+    def change_side(self, operator: int, *, to_torch: bool) -> int:
         """Move an operator to PyTorch or to an engine; return by how much the crossing bytes increase."""
-        touched = dict.fromkeys((*self.flow.produced[i], *self.flow.read[i]))
+        touched = dict.fromkeys((*self.flow.produced[operator], *self.flow.read[operator]))
         before = sum(map(self._crossing_bytes, touched))
-        self.in_torch[i] = to_torch
+        self.in_torch[operator] = to_torch
         step = 1 if to_torch else -1
-        for value in self.flow.read[i]:
+        for value in self.flow.read[operator]:
             self.readers[value] += step
-        for j in self.flow.before[i]:
+        for j in self.flow.before[operator]:
             self.later[j] += step
-        for j in self.flow.after[i]:
+        for j in self.flow.after[operator]:
             self.earlier[j] += step
         return sum(map(self._crossing_bytes, touched)) - before
 
-    def _crossing_bytes(self, value: int) -> int:
-        found = self.flow.values[value]
-        if found.producer is not None and self.in_torch[found.producer]:
-            return found.nbytes if self.readers[value] < len(found.readers) else 0
-        return found.nbytes if self.readers[value] else 0
+    def _crossing_bytes(self, value_index: int) -> int:
+        value = self.flow.values[value_index]
+        if value.producer is not None and self.in_torch[value.producer]:
+            return value.nbytes if self.readers[value_index] < len(value.readers) else 0
+        return value.nbytes if self.readers[value_index] else 0

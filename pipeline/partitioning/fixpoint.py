@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-from pipeline.partitioning.boundary_ops import operators_cheaper_in_torch
+from pipeline.partitioning.boundary_ops import bytes_saved_by_operator_in_torch
 from pipeline.partitioning.flow import Flow
-from pipeline.partitioning.levels import engine_sizes, unit_levels
+from pipeline.partitioning.levels import operators_per_engine, unit_levels
 from pipeline.partitioning.units import Units
 from pipeline.settings import CompilationSettings
 
@@ -20,8 +20,7 @@ NumberedSegment: TypeAlias = tuple[bool, tuple[int, ...]]
 
 @frozen
 class SegmentPlan:
-    """The segments in the order in which they run, and for each operator (by number) that runs in PyTorch the
-    reason."""
+    """The segments in the order in which they run, and by operator number why an operator runs in PyTorch."""
 
     groups: tuple[NumberedSegment, ...]
     reasons: Mapping[int, str]
@@ -36,7 +35,7 @@ def choose_segments(flow: Flow, units: Units, refused: Mapping[int, str], settin
     in_torch = [any(i in refused for i in inside) for inside in units.members]
     while True:
         level = unit_levels(flow, units, in_torch)
-        moved = _next_moves(flow, units, in_torch, level, settings, given_up) if reasons else {}
+        moved = _reasons_of_next_moves(flow, units, in_torch, level, settings, given_up) if reasons else {}
         if not moved:
             break
         for unit in dict.fromkeys(other for i in moved for other in units.same_side[units.unit_of[i]]):
@@ -50,7 +49,7 @@ def choose_segments(flow: Flow, units: Units, refused: Mapping[int, str], settin
     return SegmentPlan(tuple((at % 2 == 1, tuple(sorted(groups[at]))) for at in sorted(groups)), reasons)
 
 
-def _next_moves(
+def _reasons_of_next_moves(
     flow: Flow,
     units: Units,
     in_torch: Sequence[bool],
@@ -60,10 +59,10 @@ def _next_moves(
 ) -> dict[int, str]:
     """Return the operators to move to PyTorch next, each with the reason; empty if none has to move."""
     least = settings.min_block_size
-    if saved := operators_cheaper_in_torch(flow, units, in_torch, levels, least, moved_before):
+    if saved := bytes_saved_by_operator_in_torch(flow, units, in_torch, levels, least, moved_before):
         moved_before |= saved.keys()
         return {i: f"neighbours in PyTorch: {count} fewer bytes cross between segments" for i, count in saved.items()}
-    small = _reasons_of_small_engines(engine_sizes(units, in_torch, levels), least, settings.max_engines)
+    small = _reasons_of_small_engines(operators_per_engine(units, in_torch, levels), least, settings.max_engines)
     return {i: small[levels[unit]] for i, unit in enumerate(units.unit_of) if levels[unit] in small}
 
 

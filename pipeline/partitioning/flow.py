@@ -59,9 +59,9 @@ class Flow:
     moves_data: tuple[bool, ...]
 
 
-def build_flow(program: Program, copied: frozenset[Node]) -> Flow:
-    """Return the data flow of a program, without the nodes in ``copied``."""
-    nodes = [n for n in program.graph.nodes if is_operator(n) and n not in copied]
+def build_flow(program: Program, excluded: frozenset[Node]) -> Flow:
+    """Return the data flow of a program, without the nodes in ``excluded``."""
+    nodes = [n for n in program.graph.nodes if is_operator(n) and n not in excluded]
     makes = {s: i for i, n in enumerate(nodes) for s in introduced_symbols(n)}
     readers: dict[Node, dict[int, None]] = defaultdict(dict)
     before: list[dict[int, None]] = [{} for _ in nodes]
@@ -69,7 +69,7 @@ def build_flow(program: Program, copied: frozenset[Node]) -> Flow:
         for source in operands(node):
             if _is_size(source):
                 before[i].update((makes[s], None) for s in sorted(symbols_of(source)) if s in makes)
-            elif source.name not in program.constants and producer_of(source) not in copied:
+            elif source.name not in program.constants and producer_of(source) not in excluded:
                 readers[source][i] = None
     for first, second in pairwise(i for i, node in enumerate(nodes) if has_randomness(node)):
         before[second][first] = None  # random numbers are drawn in eager's order
@@ -116,12 +116,12 @@ def _invert_edges(edges: Iterable[Iterable[int]], count: int) -> Edges:
     return tuple(map(tuple, found))
 
 
-def copied_nodes(program: Program, supported: Callable[[Node], bool]) -> frozenset[Node]:
+def copied_nodes(program: Program, is_supported: Callable[[Node], bool]) -> frozenset[Node]:
     """Return the nodes that segments copy: cheap ones that engines can run, computed by few nodes from constants."""
     below: dict[Node, frozenset[Node]] = {}
     known = {s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n)}
     for node in program.graph.nodes:
-        if not is_operator(node) or not supported(node) or not is_cheap(node, sources=True):
+        if not is_operator(node) or not is_supported(node) or not is_cheap(node, sources=True):
             continue
         tensors = [n for n in operands(node) if n.name not in program.constants and n not in below]
         sizes = {s for n in tensors if _is_size(n) for s in symbols_of(n)}

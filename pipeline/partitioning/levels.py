@@ -27,7 +27,7 @@ def unit_levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]
     return found
 
 
-def engine_sizes(units: Units, in_torch: Sequence[bool], levels: Sequence[int]) -> Counter[int]:
+def operators_per_engine(units: Units, in_torch: Sequence[bool], levels: Sequence[int]) -> Counter[int]:
     """Return the number of operators in each engine, by level."""
     return Counter(levels[unit] for unit in units.unit_of if not in_torch[unit])
 

@@ -18,7 +18,7 @@ def split_evenly(flow: Flow, units: Units, operators: Sequence[int], count: int)
     """
     own = sorted({units.unit_of[i] for i in operators}, key=lambda unit: units.members[unit][-1])
     ends = list(accumulate(len(units.members[unit]) for unit in own))
-    bytes_at = _crossing_bytes(flow, units, own)
+    bytes_at = _bytes_crossing_each_cut(flow, units, own)
     borders = [0]
     for even in (len(operators) * n / count for n in range(1, count)):
         near = [at for at in range(borders[-1] + 1, len(own)) if abs(ends[at - 1] - even) < len(operators) / count / 2]
@@ -32,31 +32,31 @@ def split_by_submodule(
     flow: Flow,
     units: Units,
     operators: Sequence[int],
-    keys: Sequence[str | None],
-    updates: frozenset[int] = frozenset(),
+    submodule_of: Sequence[str | None],
+    cache_updates: frozenset[int] = frozenset(),
 ) -> list[tuple[int, ...]]:
     """Split the operators of one engine between submodules, and within a submodule after its last cache update.
 
-    ``keys`` has each operator's submodule; an operator with None belongs to the submodule before it, or else to the
-    first. ``updates`` are the operators that update a cache: if a matmul reads the cache in the same engine, TensorRT
-    first copies the cache (docs/tensorrt.md, "Numbers"), so later operators of the submodule get a separate engine.
+    ``submodule_of`` has each operator's submodule; an operator with None belongs to the submodule before it, or else to
+    the first. ``cache_updates`` are the operators that update a cache: if a matmul reads the cache in the same engine,
+    TensorRT first copies the cache (docs/tensorrt.md, "Numbers"). So the submodule's later operators get another.
     Cheap operators after the cut that rescale or cast a tensor from before the cut, such as a query, move before it: a
     kernel that exists anyway computes them there. Patterns that TensorRT fuses are not split.
     """
     own = sorted({units.unit_of[i] for i in operators}, key=lambda unit: units.members[unit][-1])
     runs, current = [0], None
-    for at, key in enumerate(keys[units.members[unit][0]] for unit in own):
+    for at, key in enumerate(submodule_of[units.members[unit][0]] for unit in own):
         if None not in (key, current) and key != current:
             runs.append(at)
         current = current if key is None else key
     borders = {0}
     for start, end in pairwise([*runs, len(own)]):
-        behind = [at + 1 for at in range(start, end) if not updates.isdisjoint(units.members[own[at]])]
+        behind = [at + 1 for at in range(start, end) if not cache_updates.isdisjoint(units.members[own[at]])]
         if not behind or behind[-1] == end:
             borders.add(start)
             continue
         before = frozenset(i for unit in own[start : behind[-1]] for i in units.members[unit])
-        early = _units_to_move_before_cut(flow, units, own[behind[-1] : end], updates, before)
+        early = _units_to_move_before_cut(flow, units, own[behind[-1] : end], cache_updates, before)
         own[behind[-1] : end] = [*early, *(unit for unit in own[behind[-1] : end] if unit not in early)]
         borders.add(behind[-1] + len(early))
     parts = [own[a:b] for a, b in pairwise(sorted(borders | {len(own)}))]
@@ -64,14 +64,14 @@ def split_by_submodule(
 
 
 def _units_to_move_before_cut(
-    flow: Flow, units: Units, behind: Sequence[int], updates: frozenset[int], before: frozenset[int]
+    flow: Flow, units: Units, units_after_cut: Sequence[int], cache_updates: frozenset[int], before: frozenset[int]
 ) -> list[int]:
     """Return the units after a cut that can move before it: chains of cheap operators that read one tensor from before
     the cut and do not enlarge it. Results of cache updates do not count, and no unit moves before its dependencies.
     ``before``: the submodule's operators before the cut."""
     chains: dict[int | None, tuple[int, list[int]]] = {}
     found: list[int] = []
-    for unit in behind:
+    for unit in units_after_cut:
         change = _single_input_and_result(flow, units.members[unit], before)
         if change is None:
             continue
@@ -79,8 +79,8 @@ def _units_to_move_before_cut(
         most, chain = chains.get(source.producer, (source.nbytes, []))
         if (
             source.producer is None
-            or source.producer in updates
-            or not set(units.before[unit]).isdisjoint({*behind} - {*chain})
+            or source.producer in cache_updates
+            or not set(units.before[unit]).isdisjoint({*units_after_cut} - {*chain})
         ):
             continue
         chains.pop(source.producer, None)
@@ -102,7 +102,7 @@ def _single_input_and_result(flow: Flow, members: Sequence[int], before: frozens
     return None
 
 
-def _crossing_bytes(flow: Flow, units: Units, order: Sequence[int]) -> list[int]:
+def _bytes_crossing_each_cut(flow: Flow, units: Units, order: Sequence[int]) -> list[int]:
     """Return, for each position in an order of units, the bytes that would cross a cut there."""
     place = {i: at for at, unit in enumerate(order) for i in units.members[unit]}
     change = [0] * (len(order) + 1)

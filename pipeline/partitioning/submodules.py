@@ -15,7 +15,7 @@ from pipeline.partitioning.flow import Flow, Node
 @frozen
 class Submodules:
     """Selects the submodules that are not split: those whose path has ``depth`` names (``encoder.layer.0`` has 3) or
-    ends before, or the outermost submodules whose path matches ``pattern`` (``encoder.layer.?``)."""
+    fewer, if no deeper one has the operator; or the outermost with paths matching ``pattern`` (``encoder.layer.?``)."""
 
     depth: int = 1
     pattern: str | None = None
@@ -32,18 +32,18 @@ class Submodules:
 Patterns = Sequence[tuple[int, ...]]
 
 
-def moved_operators(keys: Sequence[str | None], fused: Patterns) -> dict[int, int]:
+def pattern_start_of_moved_operators(submodule_of: Sequence[str | None], patterns: Patterns) -> dict[int, int]:
     """Return the operators of patterns that begin in another submodule, each with the convolution or matmul at which
     its pattern begins. They move to that submodule, so that no cut between submodules splits a pattern."""
-    return {i: pattern[0] for pattern in fused for i in pattern if keys[i] != keys[pattern[0]]}
+    return {i: pattern[0] for pattern in patterns for i in pattern if submodule_of[i] != submodule_of[pattern[0]]}
 
 
-def submodule_runs(keys: Sequence[str | None], fused: Patterns) -> Iterator[tuple[int, ...]]:
+def submodule_runs(submodule_of: Sequence[str | None], patterns: Patterns) -> Iterator[tuple[int, ...]]:
     """Yield sequences of consecutive operators of one submodule, and patterns outside all submodules. Nothing else
     reads the inside of a pattern, so the whole pattern may run at the position of its last operator."""
-    ends, inside = {pattern[-1]: pattern for pattern in fused}, {i for pattern in fused for i in pattern[:-1]}
-    steps = [ends.get(i, (i,)) for i in range(len(keys)) if i not in inside]
-    for key, run in groupby(steps, lambda step: keys[step[0]]):
+    ends, inside = {pattern[-1]: pattern for pattern in patterns}, {i for pattern in patterns for i in pattern[:-1]}
+    steps = [ends.get(i, (i,)) for i in range(len(submodule_of)) if i not in inside]
+    for key, run in groupby(steps, lambda step: submodule_of[step[0]]):
         if key is None:
             yield from (step for step in run if len(step) > 1)
         else:
@@ -51,14 +51,14 @@ def submodule_runs(keys: Sequence[str | None], fused: Patterns) -> Iterator[tupl
 
 
 def torch_reasons(
-    flow: Flow, keys: Sequence[str | None], along: Mapping[int, int], refused: Mapping[int, str]
+    flow: Flow, submodule_of: Sequence[str | None], moved: Mapping[int, int], refused: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return a reason for each operator that runs in PyTorch because another operator of its submodule does. ``along``:
-    the result of `moved_operators`."""
-    culprits = {key: flow.nodes[i].name for i in sorted(refused, reverse=True) if (key := keys[i]) is not None}
+    """Return a reason for each operator that runs in PyTorch because another operator of its submodule does. ``moved``:
+    the result of `pattern_start_of_moved_operators`."""
+    culprits = {key: flow.nodes[i].name for i in sorted(refused, reverse=True) if (key := submodule_of[i]) is not None}
 
     def why(i: int, key: str) -> str:
         reason = f"{key} stays in one segment, and its operator {culprits[key]} runs in PyTorch"
-        return f"it is fused with {flow.nodes[along[i]].name}: {reason}" if i in along else reason
+        return f"it is fused with {flow.nodes[moved[i]].name}: {reason}" if i in moved else reason
 
-    return {i: why(i, key) for i, key in enumerate(keys) if key in culprits and i not in refused}
+    return {i: why(i, key) for i, key in enumerate(submodule_of) if key in culprits and i not in refused}

@@ -34,16 +34,16 @@ class Units:
     same_side: Edges
 
 
-def build_units(flow: Flow, groups: Iterable[tuple[int, ...]], kin: Callable[[int], object] = lambda i: None) -> Units:
+def build_units(flow: Flow, groups: Iterable[tuple[int, ...]], key: Callable[[int], object] = lambda i: None) -> Units:
     """Build units from groups of operators; every other operator is a unit by itself.
 
-    kin: returns an operator's key. Units with equal keys run together, in engines or in PyTorch; None: independently.
+    key: returns an operator's key. Units with equal keys are all in engines or all in PyTorch; None: independent.
     """
     together = [tuple(sorted(group)) for group in groups]
     grouped = {i for group in together for i in group}
     members = sorted([*together, *((i,) for i in range(len(flow.nodes)) if i not in grouped)])
     unit_of = [0] * len(flow.nodes)
-    keys = [kin(inside[0]) for inside in members]
+    keys = [key(inside[0]) for inside in members]
     families: dict[object, list[int]] = defaultdict(list)
     for number, inside in enumerate(members):
         families[keys[number]].append(number)
@@ -74,14 +74,14 @@ def _topological_order(before: Edges, after: Edges) -> tuple[int, ...]:
     return tuple(order)
 
 
-def fused_patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
+def fused_patterns(flow: Flow, is_supported: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
     """Yield the patterns that TensorRT fuses and engines can run completely: a convolution or matmul with the norm and
     elementwise operators after it; the two matmuls of an attention with everything between them; and a collective with
     the operator that waits for it."""
     taken: set[int] = set()
 
     def free(i: int) -> bool:
-        return i not in taken and supported(i)
+        return i not in taken and is_supported(i)
 
     for i, node in enumerate(flow.nodes):
         if op_kind(node.target) in (Kind.CONVOLVES, Kind.MULTIPLIES, Kind.PROJECTS):
@@ -89,25 +89,25 @@ def fused_patterns(flow: Flow, supported: Callable[[int], bool]) -> Iterator[tup
             if len(found) > 1:
                 taken.update(found)
                 yield found
-        elif is_collective(node) and not is_wait(node) and all(map(supported, (i, *flow.after[i]))):
+        elif is_collective(node) and not is_wait(node) and all(map(is_supported, (i, *flow.after[i]))):
             yield (i, *flow.after[i])
 
 
-def _epilogue_pattern(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
+def _epilogue_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) -> tuple[int, ...]:
     found = [start]
-    for step in _following_groups(flow, start, free):
+    for step in _following_groups(flow, start, is_free):
         if not all(is_pointwise(flow.nodes[i]) or op_kind(flow.nodes[i].target) is Kind.SCALES for i in step):
             break
         found += step
     return tuple(found)
 
 
-def _attention_pattern(flow: Flow, start: int, free: Callable[[int], bool]) -> tuple[int, ...]:
+def _attention_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) -> tuple[int, ...]:
     """Return the operators from a matmul through a softmax to a second matmul; empty if there is no such chain."""
     found, normalised = [start], False
     if op_kind(flow.nodes[start].target) is not Kind.MULTIPLIES:
         return ()
-    for step in _following_groups(flow, start, free):
+    for step in _following_groups(flow, start, is_free):
         found += step
         last = flow.nodes[step[-1]]
         if op_kind(last.target) is Kind.SOFTENS and not normalised:
@@ -119,13 +119,13 @@ def _attention_pattern(flow: Flow, start: int, free: Callable[[int], bool]) -> t
     return ()
 
 
-def _following_groups(flow: Flow, start: int, free: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
+def _following_groups(flow: Flow, start: int, is_free: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
     """Yield groups of operators after ``start``, each the only reader of the previous result. A group is one operator,
     or several elementwise operators as in ``x * sigmoid(x)``, the last of which reads the results of all others."""
     at = start
     for _ in range(MAX_PATTERN):
         readers = sorted(flow.after[at])
-        if not readers or flow.is_returned[at] or not all(map(free, readers)):
+        if not readers or flow.is_returned[at] or not all(map(is_free, readers)):
             return
         *others, last = readers
         if any(flow.after[i] != (last,) or flow.is_returned[i] or not is_pointwise(flow.nodes[i]) for i in others):

@@ -20,7 +20,7 @@ from pipeline.aten.graphs import copy_node
 from pipeline.aten.naming import module_path, origin_of
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.fake_tensors import fake_mode, fake_result
-from pipeline.improvements.precision import STATISTICS, Excluded, Rule, check_excluded, excludes, op_name, rule_for
+from pipeline.improvements.precision import STATISTICS, Excluded, Rule, check_exclude, excludes, op_name, rule_for
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.recipes import qualified_name
 
@@ -33,7 +33,7 @@ EXCLUDED = "exclude matches it, so it keeps its dtype"
 FAILED = "PyTorch supports it only in the dtype that the model gives it"
 
 
-def _check_half(_: object, __: object, value: object) -> None:
+def _check_half_dtype(_instance: object, _field: object, value: object) -> None:
     if not isinstance(value, torch.dtype):
         raise TypeError(f"autocast takes a dtype, torch.float16 or torch.bfloat16, got {value!r}")
     if value not in HALVES:
@@ -57,8 +57,8 @@ class Decision:
 class Autocast:
     """The mixed-precision stage. ``dtype``: the dtype of matmuls. ``exclude``: operators that keep their dtype."""
 
-    dtype: torch.dtype = field(default=torch.float16, validator=_check_half)
-    exclude: tuple[Excluded, ...] = field(default=(), converter=check_excluded)
+    dtype: torch.dtype = field(default=torch.float16, validator=_check_half_dtype)
+    exclude: tuple[Excluded, ...] = field(default=(), converter=check_exclude)
     name: str = "autocast"
 
     def __call__(self, program: Program) -> Program:
@@ -127,7 +127,7 @@ class _Caster:
                 self.graph.output(tuple(returned)).meta = dict(node.meta)
             else:
                 self.copies[node] = copy_node(node, self.graph, self.copies.__getitem__)
-                if self.is_parameter(node):
+                if self.is_computed_from_parameters(node):
                     self.weights.add(node)
         copies = {copy: node for node, copy in self.copies.items()}
         for copy in reversed(list(self.graph.nodes)):  # what inserted casts left without a reader
@@ -135,7 +135,7 @@ class _Caster:
                 self.graph.erase_node(copy)
         return self.program.with_graph(self.graph, outputs=rename_outputs(self.program.outputs, self.graph))
 
-    def is_parameter(self, node: Node) -> bool:
+    def is_computed_from_parameters(self, node: Node) -> bool:
         """Return whether a placeholder is computed only from the model's parameters, which are rounded to half
         precision. Buffers are not rounded: a mask of -1e9 would become infinite in float16."""
         recipe = self.program.constants.get(node.name)
@@ -155,7 +155,7 @@ class _Caster:
             copy = self.emit(node, *self.cast_arguments(node, {n: _dtype(n) for n in node.all_input_nodes}))
         self.copies[node] = copy
         if is_operator(node):
-            dtypes = ", ".join(dict.fromkeys(map(_dtype_text, _dtypes(copy))))
+            dtypes = ", ".join(dict.fromkeys(map(_dtype_text, _result_dtypes(copy))))
             self.decisions.append(Decision(node.name, qualified_name(node.target), dtypes, rule))
 
     def required_dtypes(self, node: Node, rule: Rule) -> dict[Node, torch.dtype | None]:
@@ -169,10 +169,10 @@ class _Caster:
             return {n: _dtype(n) for n in inputs}
         if op_name(node.target) in STATISTICS:
             return {n: _dtype(self.copies[n]) if n is node.args[0] else _dtype(n) for n in inputs}
-        widest = self.widest_dtype(node)
+        widest = self.widest_input_dtype(node)
         return {n: widest if _dtype(n) in FLOATS else _dtype(n) for n in inputs}
 
-    def widest_dtype(self, node: Node) -> torch.dtype | None:
+    def widest_input_dtype(self, node: Node) -> torch.dtype | None:
         """Return the widest dtype of a node's inputs except parameters; the reader of a moved parameter casts it."""
         floats = [n for n in node.all_input_nodes if _dtype(n) in FLOATS]
         computed: list[Any] = [_dtype(self.copies[n]) for n in floats if n not in self.weights]
@@ -193,7 +193,7 @@ class _Caster:
         return self.casts[node, dtype]
 
     def cast_to(self, node: Node, copy: Node, dtype: torch.dtype) -> Node:
-        """Cast a node to a dtype. A moved weight is cast before the move; casting back returns the original node."""
+        """Cast a node to a dtype. The weight of a view is cast before the view; casting back returns the original."""
         if node in self.weights and node.op == "call_function":
             wishes: dict[Node, torch.dtype | None] = {n: dtype for n in node.all_input_nodes if _dtype(n) in FLOATS}
             args, kwargs = self.cast_arguments(node, wishes)
@@ -219,7 +219,7 @@ class _Caster:
         map_arg(arguments, given.append)
         own: list[Node] = []
         map_arg((node.args, dict(node.kwargs))[: len(arguments)], own.append)
-        return any(_dtypes(a) != _dtypes(b) for a, b in zip(given, own, strict=True))
+        return any(_result_dtypes(a) != _result_dtypes(b) for a, b in zip(given, own, strict=True))
 
     def create(self, target: Target, args: Argument, kwargs: Argument, original: Node, name: str) -> Node:
         if torch.Tag.dynamic_output_shape in getattr(target, "tags", ()):  # tried again, its sizes would be new symbols
@@ -237,7 +237,7 @@ def _dtype(node: object) -> torch.dtype | None:
     return value.dtype if isinstance(value, torch.Tensor) and value.is_floating_point() else None
 
 
-def _dtypes(node: Node) -> list[object]:
+def _result_dtypes(node: Node) -> list[object]:
     value = node.meta.get("val")
     return [getattr(v, "dtype", None) for v in (value if isinstance(value, (tuple, list)) else [value])]
 

@@ -59,7 +59,7 @@ class Build:
         """Build an engine for each network. The networks are not changed, and the result does not reference them.
 
         Raises:
-            BuildError: TensorRT could not build an engine, or the worker that built it died; the message names it.
+            BuildError: TensorRT could not build an engine, or the engine's worker died; the message names the engine.
         """
         partitioned = converted.partitioned
         rows = zip(partitioned.engine_segments, converted.networks, strict=True)
@@ -100,26 +100,26 @@ class Build:
 build = Build()
 
 
-def make_engine(order: BuildOrder, plan: Plan, data: bytes | mmap.mmap) -> Engine:
+def make_engine(order: BuildOrder, plan: Plan, plan_bytes: bytes | mmap.mmap) -> Engine:
     """Return the record of a built engine, and warn if its plan has kernels with known bugs."""
-    for kernel, fault in find_faulty_kernels(order.network, data):
-        how = "compare with eager PyTorch, and run the operators that the kernel's name has there (torch_executed_ops)"
+    for kernel, fault in find_faulty_kernels(order.network, plan_bytes):
+        how = "compare with eager PyTorch, and add the operators in the kernel's name to torch_executed_ops"
         log.warning("%s: TensorRT's kernel %s %s, so results may be wrong: %s", order.name, kernel, fault, how)
     required = order.settings.require_fused_quantization
-    if required and (apart := [pair for pair in find_pairs(order.network, data) if not pair.fused]):
+    if required and (apart := [pair for pair in find_pairs(order.network, plan_bytes) if not pair.fused]):
         raise QuantizationError(order.name, apart)
-    drop_pages(data)
-    given = order.name, data, plan.library, order.refittable, plan.digest, plan.bindings
+    drop_pages(plan_bytes)
+    given = order.name, plan_bytes, plan.library, order.refittable, plan.digest, plan.bindings
     return Engine(*given, stripped=order.stripped)
 
 
-def find_faulty_kernels(network: Network, data: bytes | mmap.mmap) -> list[tuple[str, str]]:
+def find_faulty_kernels(network: Network, plan: bytes | mmap.mmap) -> list[tuple[str, str]]:
     """Return the kernels of a plan that are known to compute wrong results, each with a description of the bug."""
-    read, dtypes = find_kernel_sources(data), {tensor.dtype for layer in network.layers for tensor in layer.outputs}
+    read, dtypes = find_kernel_sources(plan), {tensor.dtype for layer in network.layers for tensor in layer.outputs}
     return [
         (kernel, quirk.finding.format(*result))
         for quirk in QUIRKS
         if quirk.detector is not None and quirk.dtype in ("", *dtypes) and has_bug(quirk.id)
-        for found in quirk.detector(data, read)
+        for found in quirk.detector(plan, read)
         for kernel, *result in [(found,) if isinstance(found, str) else found]
     ]

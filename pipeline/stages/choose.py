@@ -31,8 +31,8 @@ from pipeline.runtime.collective_calls import can_run_alone, collective_calls, w
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import compiled_kernels, share_kernels
 from pipeline.runtime.ranks import gather_from_ranks
-from pipeline.stages.faster_in_torch import for_torch, in_words
-from pipeline.stages.matmuls_in_torch import TRIAL, combine_profiles, matmuls_in_torch, with_reason
+from pipeline.stages.faster_in_torch import kinds_in_words, to_try_in_torch
+from pipeline.stages.matmuls_in_torch import TRIAL, combine_profiles, matmuls_in_torch, replace_trial_reason
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.engines_in_torch import captured_program_in_torch, join_rejections, replace_engines
@@ -41,8 +41,7 @@ from pipeline.verification.samples import create_sample, tuned_sizes
 log = logging.getLogger(__name__)
 
 LARGE: Final = 256 << 20
-"""A program is measured if its tensors have at least this many bytes: a GPU reads them in 60 µs. With ``torch_compile``
-smaller programs are measured, too."""
+"""The minimum bytes of a measured program's tensors: a GPU reads them in 60 µs. With ``torch_compile``: none."""
 GROUPED: Final = 16 << 20
 """The minimum bytes for programs with grouped convolutions: TensorRT-RTX 1.6 may take nine times PyTorch's time."""
 MARGIN: Final = 0.97
@@ -56,7 +55,7 @@ calls of one profile, such as the decoder step of a language model, which runs f
 
 ARRIVE, MEASURE = 60.0, 600.0
 """The seconds within which all ranks must have compiled a program, and then measured it; else it stays unchanged."""
-Form: TypeAlias = Callable[[Sequence[str]], Compiled | None]
+VariantBuilder: TypeAlias = Callable[[Sequence[str]], Compiled | None]
 """The type of functions that return the variant of a program with these operators in PyTorch, or None if impossible."""
 
 
@@ -67,20 +66,20 @@ class Timer(Protocol):
     def __call__(self, programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]: ...
 
 
-def measured(
+def measure_segments(
     programs: Sequence[Compiled],
     profile: int | None = None,
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Sequence[Mapping[str, SegmentCost]]:
     """Measure segments in calls of the usual sizes, without the other ranks. ``turn``: see `segment_costs`."""
-    programs = [_loading(without_ranks(each), profile) for each in programs]
+    programs = [_with_engines_of_profile(without_ranks(each), profile) for each in programs]
     program, cuda = programs[0].program, torch.device("cuda")
     calls = [Call(*create_sample(program, sizes).arguments(program, cuda)) for sizes in tuned_sizes(program, profile)]
     with torch.random.fork_rng(devices=[torch.cuda.current_device()]):  # operators may draw random numbers
         return segment_costs(programs, calls, turn)
 
 
-def _loading(compiled: Compiled, profile: int | None) -> Compiled:
+def _with_engines_of_profile(compiled: Compiled, profile: int | None) -> Compiled:
     """Return the program with only the engines that run in calls of a profile, and with their compiled kernels."""
     if profile is None:
         return compiled
@@ -104,124 +103,126 @@ class Choose:
     before: the pipeline's earlier stages, which compile variants.
     """
 
-    timer: Timer = field(default=measured, repr=False)
+    timer: Timer = field(default=measure_segments, repr=False)
     kept: Measurements = field(default=NoMeasurements(), repr=False)
     before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="choose", kw_only=True)
 
-    def following(self, before: tuple[AnyStage, ...]) -> Choose:
+    def following(self, earlier_stages: tuple[AnyStage, ...]) -> Choose:
         """Return this stage with the earlier stages, which it uses to compile again."""
-        return evolve(self, before=before)
+        return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:
         """Return the fastest variant of a program."""
-        if not any(gather_from_ranks(compiled.program, _is_asked(compiled), ARRIVE)):
+        if not any(gather_from_ranks(compiled.program, _should_be_measured(compiled), ARRIVE)):
             return compiled
-        fastest, form = compiled, cache(lambda names: self._another(compiled, names))
+        fastest, form = compiled, cache(lambda names: self._build_other_variant(compiled, names))
         keys: Mapping[int | None, Keys] = {}
         pairs: Mapping[str, Milliseconds] = {}
         try:
-            keys = _keys(compiled)
-            pairs = self._pairs(compiled, keys, form)
+            keys = _measurement_keys(compiled)
+            pairs = self._times_by_key(compiled, keys, form)
         except Exception as error:  # no memory for all, or no inputs that it takes: the program is right as it is
             log.info("the program was not compared with PyTorch: %s", error)
         pairs = merge_slowest(gather_from_ranks(compiled.program, pairs, MEASURE))
         try:
-            times = [Times.of(compiled, profile, own, pairs) for profile, own in keys.items()]
+            times = [Times.look_up(compiled, profile, own, pairs) for profile, own in keys.items()]
             fastest = self._fastest(compiled, times, form)
         except Exception as error:
             log.info("no other variant of the program was built: %s", error)
-        _free_memory()
+        _free_gpu_memory()
         return fastest
 
-    def _fastest(self, compiled: Compiled, found: Sequence[Times], form: Form) -> Compiled:
+    def _fastest(self, compiled: Compiled, times: Sequence[Times], build_variant: VariantBuilder) -> Compiled:
         """Return the fastest variant of a program, given the measured times in each profile."""
-        split = [times for times in found if times.another_is_faster]
-        by_profiles = _is_by_profile(compiled)
-        if not by_profiles and split == found:
-            reason = join_rejections([times.reason("the program", times.whole) for times in found])
-            log.warning("PyTorch is faster on this GPU and runs the whole program: %s", _said(t.whole for t in found))
+        split = [t for t in times if t.other_variant_is_faster]
+        by_profiles = _has_engine_per_profile(compiled)
+        if not by_profiles and split == times:
+            reason = join_rejections([t.why_torch("the program", t.whole) for t in times])
+            log.warning("PyTorch is faster on this GPU and runs the whole program: %s", _words(t.whole for t in times))
             return captured_program_in_torch(compiled, reason)
         split = split if by_profiles else []
-        slower = _slower_in_all(compiled, found, [times for times in found if times not in split])
+        slower = _slower_in_all_profiles(compiled, times, [t for t in times if t not in split])
         mixed = compiled
         if slower:
             which = f"{len(slower)} of {len(compiled.engines)} engines"
-            said = _said(pair for rows in slower.values() for _, pair in rows)
+            said = _words(pair for rows in slower.values() for _, pair in rows)
             log.warning("PyTorch is faster on this GPU and runs the operators of %s: %s", which, said)
             reasons = {
-                n: join_rejections([t.reason("its engine", pair) for t, pair in rows]) for n, rows in slower.items()
+                n: join_rejections([t.why_torch("its engine", pair) for t, pair in rows]) for n, rows in slower.items()
             }
             mixed = replace_engines(compiled, reasons)
-        forms = {times.profile or 0: mixed for times in found}
-        for times in split:
-            names = for_torch(compiled.program, times.profile)
-            if (other := form(names)) is not None:
-                what = in_words(compiled.program, names)
-                log.warning("PyTorch is faster on this GPU and runs the %s: %s", what, _said([times.whole]))
-                reason = times.reason("the program", times.whole, f"with {what} in PyTorch")
-                forms[times.profile or 0] = with_reason(other, reason)
+        forms = {t.profile or 0: mixed for t in times}
+        for t in split:
+            names = to_try_in_torch(compiled.program, t.profile)
+            if (other := build_variant(names)) is not None:
+                what = kinds_in_words(compiled.program, names)
+                log.warning("PyTorch is faster on this GPU and runs the %s: %s", what, _words([t.whole]))
+                reason = t.why_torch("the program", t.whole, f"with {what} in PyTorch")
+                forms[t.profile or 0] = replace_trial_reason(other, reason)
         if any(each is not mixed for each in forms.values()):
             mixed = combine_profiles(forms)
-        if mixed is not compiled and _is_here(compiled):
+        if mixed is not compiled and _has_its_gpu(compiled):
             share_kernels(compiled, mixed)
         return mixed
 
-    def _another(self, compiled: Compiled, names: Sequence[str]) -> Compiled | None:
+    def _build_other_variant(self, compiled: Compiled, names: Sequence[str]) -> Compiled | None:
         """Return another variant to measure: the captured program in PyTorch or, if each engine is for one profile, the
         program with these operators in PyTorch. None if that is impossible."""
         try:
-            if _is_by_profile(compiled):
+            if _has_engine_per_profile(compiled):
                 made = matmuls_in_torch(compiled, self.before or STAGES, names)
             else:
                 made = captured_program_in_torch(compiled, TRIAL)
             if collective_calls(made) != collective_calls(compiled):
-                raise ValueError("the order of collectives would differ from other ranks")
+                raise ValueError("this rank would run collectives in another order than the other ranks")
         except (ValueError, PipelineError) as error:
             log.info("the variant with more operators in PyTorch is not measured: %s", error)
             return None
         return made
 
-    def _pairs(self, compiled: Compiled, keys: Mapping[int | None, Keys], form: Form) -> Mapping[str, Milliseconds]:
+    def _times_by_key(
+        self, compiled: Compiled, keys: Mapping[int | None, Keys], build_variant: VariantBuilder
+    ) -> Mapping[str, Milliseconds]:
         """Return the times of a program's variants by key: stored times, and new measurements where none is stored."""
         known = dict(self.kept.load(compiled.settings.compute_capabilities))
-        for profile, own in keys.items() if _is_here(compiled) else ():
-            times = Times.of(compiled, profile, own, known)
-            if not (times.complete or times.another_is_faster):
-                found = self._measured(compiled, profile, own, form(for_torch(compiled.program, profile)))
+        for profile, own in keys.items() if _has_its_gpu(compiled) else ():
+            times = Times.look_up(compiled, profile, own, known)
+            if not (times.complete or times.other_variant_is_faster):
+                found = self._measure(compiled, profile, own, build_variant(to_try_in_torch(compiled.program, profile)))
                 self.kept.save(found)
                 known = {**found, **known}
         every = {key for own in keys.values() for key in (own.program, *own.engines.values())}
         return {key: pair for key, pair in known.items() if key in every}
 
-    def _measured(
-        self, compiled: Compiled, profile: int | None, keys: Keys, another: Compiled | None
+    def _measure(
+        self, compiled: Compiled, profile: int | None, keys: Keys, other_variant: Compiled | None
     ) -> Mapping[str, Milliseconds]:
-        """Measure three variants: a program, the operators of its engines in PyTorch, and the variant ``another``."""
+        """Measure the program, the program with its engines' operators in PyTorch, and ``other_variant``."""
         other = replace_engines(compiled, dict.fromkeys(keys.engines, TRIAL))
         whole: Mapping[str, SegmentCost] | None = None
         try:
-            if another is not None:
-                ours, theirs, whole = self.timer((compiled, other, another), profile)
+            if other_variant is not None:
+                ours, theirs, whole = self.timer((compiled, other, other_variant), profile)
         except Exception as error:
             log.info("a variant of the program does not run: %s", error)
         if whole is None:  # the error is gone, and with it the modules that its traceback held
-            _free_memory()
+            _free_gpu_memory()
             ours, theirs = self.timer((compiled, other), profile)
         total = None if whole is None else round(sum(cost.longest for cost in whole.values()), 4)
         rows = [(name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].longest) for name in keys.engines]
         pairs = {name: (round(engine, 4), round(parts, 4)) for name, engine, parts in rows}
-        before, after = _sums(_slower(pairs, _least(compiled, profile)))
+        before, after = _sums_of_engines_and_torch(_slower_than_torch(pairs, _minimum_gain(compiled, profile)))
         others = sum(cost.longest for name, cost in theirs.items() if name in ours)
-        mixed = round(_sums(pairs)[0] - before + after + others, 4)
+        mixed = round(_sums_of_engines_and_torch(pairs)[0] - before + after + others, 4)
         return {**{keys.engines[name]: pair for name, pair in pairs.items()}, keys.program: (mixed, total)}
 
 
-def _least(compiled: Compiled, profile: int | None) -> float:
+def _minimum_gain(compiled: Compiled, profile: int | None) -> float:
     return LEAST if compiled.settings.torch_compile is None and profile is None else LEAST_OF_MANY
 
 
-def _free_memory() -> None:
+def _free_gpu_memory() -> None:
     """Free the memory of measured modules on the GPU: TensorRT cannot use memory that PyTorch's allocator holds."""
     torch.cuda.empty_cache()
 
@@ -241,26 +242,26 @@ class Times:
     least: float
 
     @classmethod
-    def of(cls, compiled: Compiled, profile: int | None, keys: Keys, known: Mapping[str, Milliseconds]) -> Times:
+    def look_up(cls, compiled: Compiled, profile: int | None, keys: Keys, known: Mapping[str, Milliseconds]) -> Times:
         """Create the record for a program from known measurements, which are looked up by ``keys``."""
         engines = {name: known[key] for name, key in keys.engines.items() if key in known}
         complete = keys.program in known and engines.keys() == keys.engines.keys()
-        return cls(profile, known.get(keys.program, (0.0, None)), engines, complete, _least(compiled, profile))
+        return cls(profile, known.get(keys.program, (0.0, None)), engines, complete, _minimum_gain(compiled, profile))
 
     @property
-    def another_is_faster(self) -> bool:
+    def other_variant_is_faster(self) -> bool:
         """Return whether the other variant is faster than the fastest mixture of engines and PyTorch."""
         ours, theirs = self.whole
-        return theirs is not None and _gains(ours, theirs, self.least)
+        return theirs is not None and _saves_enough(ours, theirs, self.least)
 
     @property
-    def slower(self) -> Mapping[str, tuple[float, float]]:
+    def slower_engines(self) -> Mapping[str, tuple[float, float]]:
         """Return the engines that are slower than their operators in PyTorch."""
-        return _slower(self.engines, self.least)
+        return _slower_than_torch(self.engines, self.least)
 
-    def reason(self, what: str, pair: Milliseconds, instead: str = "PyTorch") -> Rejection:
+    def why_torch(self, what: str, times: Milliseconds, instead: str = "PyTorch") -> Rejection:
         """Return why PyTorch runs ``what``, with the times of the rejected variant and of the chosen variant."""
-        ours, theirs = pair
+        ours, theirs = times
         where = "" if self.profile is None else f" in profile {self.profile}"
         why = f"PyTorch is faster on this GPU: {what} takes {ours:.3g} ms{where}, and {instead} {theirs:.3g} ms"
         return Rejection(why, "set faster_in_torch=False to keep it in TensorRT")
@@ -269,63 +270,63 @@ class Times:
 Rows: TypeAlias = "list[tuple[Times, tuple[float, float]]]"
 
 
-def _slower_in_all(compiled: Compiled, found: Sequence[Times], asked: Sequence[Times]) -> Mapping[str, Rows]:
-    """Return the engines that are slower than PyTorch in the profiles of ``asked``, with their times. An engine for all
-    profiles counts only if it is slower in every profile."""
+def _slower_in_all_profiles(compiled: Compiled, times: Sequence[Times], checked: Sequence[Times]) -> Mapping[str, Rows]:
+    """Return the engines that are slower than PyTorch in the profiles of ``checked``, with their times. An engine that
+    serves all profiles counts only if it is slower in each of the profiles of ``times``."""
     slower = dict[str, Rows]()
-    for times in asked:
-        for name, pair in times.slower.items():
-            slower.setdefault(name, []).append((times, pair))
+    for t in checked:
+        for name, pair in t.slower_engines.items():
+            slower.setdefault(name, []).append((t, pair))
     shared = {segment.name for segment in compiled.partitioned.engine_segments if segment.profile is None}
-    return {name: rows for name, rows in slower.items() if name not in shared or len(rows) == len(found)}
+    return {name: rows for name, rows in slower.items() if name not in shared or len(rows) == len(times)}
 
 
-def _keys(compiled: Compiled) -> Mapping[int | None, Keys]:
+def _measurement_keys(compiled: Compiled) -> Mapping[int | None, Keys]:
     """Return the keys under which a program's measurements are stored, by profile."""
-    program, parts = compiled.program, _is_by_profile(compiled)
+    program, parts = compiled.program, _has_engine_per_profile(compiled)
     profiles = range(len(program.profiles)) or (None,)
-    forms = {each: in_words(program, for_torch(program, each)) if parts else "program" for each in profiles}
+    forms = {each: kinds_in_words(program, to_try_in_torch(program, each)) if parts else "program" for each in profiles}
     return {profile: Keys.of(compiled, profile, form) for profile, form in forms.items()}
 
 
-def _is_by_profile(compiled: Compiled) -> bool:
+def _has_engine_per_profile(compiled: Compiled) -> bool:
     """Return whether each engine is for a single profile."""
     return any(segment.profile is not None for segment in compiled.partitioned.segments)
 
 
-def _slower(times: Mapping[str, Milliseconds], least: float) -> dict[str, tuple[float, float]]:
+def _slower_than_torch(times: Mapping[str, Milliseconds], minimum_gain: float) -> dict[str, tuple[float, float]]:
     """Return the engines whose operators are faster in PyTorch; empty if replacing them all saves too little."""
     found = {name: (a, b) for name, (a, b) in times.items() if b is not None and b < MARGIN * a}
-    return found if _gains(*_sums(found), least) else {}
+    return found if _saves_enough(*_sums_of_engines_and_torch(found), minimum_gain) else {}
 
 
-def _sums(times: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+def _sums_of_engines_and_torch(times: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
     return sum(a for a, _ in times.values()), sum(b for _, b in times.values())
 
 
-def _gains(before: float, after: float, least: float) -> bool:
+def _saves_enough(before: float, after: float, minimum_gain: float) -> bool:
     """Return whether PyTorch's time ``after`` is enough shorter than ``before`` to justify a change."""
-    return after < MARGIN * before and before - after >= least
+    return after < MARGIN * before and before - after >= minimum_gain
 
 
-def _said(pairs: Iterable[Milliseconds]) -> str:
-    ours, theirs = (sum(column) for column in zip(*pairs, strict=True))
+def _words(times: Iterable[Milliseconds]) -> str:
+    ours, theirs = (sum(column) for column in zip(*times, strict=True))
     return f"{theirs:.3g} ms instead of {ours:.3g} (set faster_in_torch=False to keep them in TensorRT)"
 
 
-def _is_asked(compiled: Compiled) -> bool:
+def _should_be_measured(compiled: Compiled) -> bool:
     """Return whether a program should be measured, according to its settings and size."""
     settings = compiled.settings
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
     if compiled.program.sharding is not None:  # all ranks have to be there, and it takes memory of each
-        asked = asked and isinstance(settings.measurements, str) and _is_here(compiled) and can_run_alone(compiled)
+        asked = asked and isinstance(settings.measurements, str) and _has_its_gpu(compiled) and can_run_alone(compiled)
     layers = (layer for network in compiled.networks for layer in network.layers if layer.kind == "CONVOLUTION")
     least = GROUPED if any(layer.attribute("num_groups") > 1 for layer in layers) else LARGE
     large = settings.torch_compile is not None or tensor_bytes(compiled.program) >= least
     return asked and bool(compiled.engines) and large
 
 
-def _is_here(compiled: Compiled) -> bool:
+def _has_its_gpu(compiled: Compiled) -> bool:
     """Return whether this machine has a GPU that the program is compiled for."""
     return has_gpu() and is_for_this_gpu(compiled.settings.compute_capabilities)
 

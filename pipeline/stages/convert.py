@@ -35,14 +35,14 @@ from pipeline.network.net import LegacyNetwork, Net
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
 from pipeline.recipes import Recipe
 from pipeline.shapes.environment import Expr, Relation, bounds, expression
-from pipeline.stages.required import check_required
+from pipeline.stages.required import check_requirements
 from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt, typed_layer
 
 
 @stage
 def convert(partitioned: Partitioned) -> Converted:
     """Build a TensorRT network for each engine segment, and check the result of each node's converter."""
-    check_required(partitioned)
+    check_requirements(partitioned)
     nodes = {node.name: node for node in partitioned.program.graph.nodes}
     conversions = [_Conversion(partitioned, segment, nodes) for segment in partitioned.engine_segments]
     total, done = sum(len(c.segment.nodes) for c in conversions), 0
@@ -56,13 +56,13 @@ def convert(partitioned: Partitioned) -> Converted:
         partitioned,
         networks=tuple(c.network for c in conversions),
         handles=tuple(c.handle for c in conversions),
-        recipes=_merge(c.recipes for c in conversions),
-        literals=_merge(c.ctx.literals for c in conversions),
-        computed=_merge(c.computed for c in conversions),
+        recipes=_merge_mappings(c.recipes for c in conversions),
+        literals=_merge_mappings(c.ctx.literals for c in conversions),
+        computed=_merge_mappings(c.computed for c in conversions),
     )
 
 
-def _merge(mappings: Iterable[Mapping[str, Any]]) -> FrozenDict[str, Any]:
+def _merge_mappings(mappings: Iterable[Mapping[str, Any]]) -> FrozenDict[str, Any]:
     return FrozenDict({name: value for part in mappings for name, value in part.items()})
 
 
@@ -87,15 +87,15 @@ class _Conversion:
         self.recipes: dict[str, Recipe] = {}
         self.computed: dict[str, str] = {}
         self.env: dict[str, Argument] = {}
-        self.bindings = binding_names(self.program.outputs, segment)
-        self.dimension_names = _dimension_names(segment.inputs, self.program.shapes.relations)
+        self.bindings = output_binding_names(self.program.outputs, segment)
+        self.dimension_names = _shared_dimension_names(segment.inputs, self.program.shapes.relations)
         for port in segment.inputs:
             self.add_input(port)
         self.evaluate_constants()
 
     def add_input(self, port: Port) -> None:
         """Add a network input, and the symbols that can be read from its shape."""
-        shape = tuple(d if isinstance(d, int) else self.network_size(d) for d in port.shape)
+        shape = tuple(d if isinstance(d, int) else self.size_in_network(d) for d in port.shape)
         dtype = port.dtype or torch.int64
         entering = dtype if dtype == torch.uint8 else base.network_dtype(dtype)
         source = self.ctx.net.add_input(port.name, to_trt(entering), shape)
@@ -111,7 +111,7 @@ class _Conversion:
         for tensor in (source, inner):
             self.ctx.record_shape(tensor, port.shape)
 
-    def network_size(self, expr: Expr) -> int:
+    def size_in_network(self, expr: Expr) -> int:
         """Return an input's size in the network: -1 if it is dynamic, within the segment's profile if it has one."""
         given = None if self.segment.profile is None else bounds(expr, self.ranges)
         return given.min if given is not None and given.min == given.max else -1
@@ -148,16 +148,16 @@ class _Conversion:
             raise
         except Exception as error:
             said = "; ".join(self.ctx.log.errors_since(mark))
-            words = str(error) if isinstance(error, NetworkError) else self.converter_error(node, error)
+            words = str(error) if isinstance(error, NetworkError) else self.converter_error_text(node, error)
             message = f"{words} (TensorRT: {said})" if said and said not in words else words
             raise ConversionError(node.name, str(node.target), source_line(node), message) from error
-        self.own_weights(layers)
-        self.note_computed(node, literals)
+        self.keep_direct_weights(layers)
+        self.record_computed_weights(node, literals)
         self.name_layers(node, layers, result)
         self.ctx.record_result_shapes(result, node.meta.get("val"))
         self.env[name] = result
 
-    def converter_error(self, node: torch.fx.Node, error: Exception) -> str:
+    def converter_error_text(self, node: torch.fx.Node, error: Exception) -> str:
         """Return the error message for a converter's exception, with the converter's name, file and line."""
         choice = self.verdicts[node.name].choice
         converter = f"the converter {choice.support.name} raised " if choice is not None else ""
@@ -204,16 +204,16 @@ class _Conversion:
                 if made is not None and isinstance(wanted, torch.Tensor):
                     check_tensor(made, wanted, self.ranges, given, relations)
 
-    def own_weights(self, first_layer: int) -> None:
+    def keep_direct_weights(self, first_layer: int) -> None:
         """Record weights that a converter passed to TensorRT directly, in memory that stays valid until the build."""
         for i in range(first_layer, self.ctx.net.num_layers):
             layer = typed_layer(self.ctx.net, i)
             for held in (each for each in layer_weights(layer) if each.pointer is not None):
                 known = self.ctx.weights.get(held.pointer or 0)
                 if known is None or math.prod(known.shape) != held.count:
-                    setattr(layer, held.role, self.ctx.trt_weights(self.find_weights(held)))
+                    setattr(layer, held.role, self.ctx.trt_weights(self.find_or_copy_weights(held)))
 
-    def find_weights(self, held: LayerWeights) -> torch.Tensor:
+    def find_or_copy_weights(self, held: LayerWeights) -> torch.Tensor:
         """Return the segment's constant whose memory a layer's weights use, or else a copy of these weights."""
         dtype, size = getattr(torch, held.dtype), held.count
         for name in self.segment.constants:
@@ -227,27 +227,27 @@ class _Conversion:
         """Return the number of inputs and outputs of the network, which converters must not change."""
         return self.ctx.net.num_inputs, self.ctx.net.num_outputs
 
-    def check_network(self, node: torch.fx.Node, result: object, first: int, counts: tuple[int, int]) -> None:
+    def check_network(self, node: torch.fx.Node, result: object, first: int, binding_counts: tuple[int, int]) -> None:
         """Raise an error if a converter added an input or output, or returns another network's tensor."""
-        if self.count_bindings() != counts:
+        if self.count_bindings() != binding_counts:
             raise NetworkError("the converter added an input or output to the network, which no converter may do")
         known = {id(t) for t in tree_leaves([self.env.get(n.name) for n in node.all_input_nodes])}
         for tensor in tree_leaves(result):
             if isinstance(tensor, trt.ITensor) and id(tensor) not in known and not self.is_in_network(tensor, first):
                 raise NetworkError(f"the converter returned {tensor.name!r}, which is a tensor of another network")
 
-    def is_in_network(self, tensor: object, first: int) -> bool:
-        """Return whether a tensor belongs to the network; layers with index ``first`` and higher are searched first."""
+    def is_in_network(self, tensor: object, first_layer: int) -> bool:
+        """Return whether a tensor belongs to the network; layers from index ``first_layer`` on are searched first."""
         net = self.ctx.net
-        layers = map(net.get_layer, (*range(first, net.num_layers), *range(first)))
+        layers = map(net.get_layer, (*range(first_layer, net.num_layers), *range(first_layer)))
         inputs = map(net.get_input, range(net.num_inputs))
         outputs = (layer.get_output(i) for layer in layers for i in range(layer.num_outputs))
         return any(tensor is known for known in chain(outputs, inputs))
 
-    def note_computed(self, node: torch.fx.Node, before: int) -> None:
+    def record_computed_weights(self, node: torch.fx.Node, literal_count: int) -> None:
         """Record float arrays that a converter computed, presumably from parameters: a refit cannot update them."""
         parameters = [n.name for n in node.all_input_nodes if n.name in self.segment.constants]
-        for name, value in list(self.ctx.literals.items())[before:] if parameters else ():
+        for name, value in list(self.ctx.literals.items())[literal_count:] if parameters else ():
             if value.is_floating_point() and value.numel() > 1:
                 self.computed[name] = f"the converter of {layer_name(node)} computed it from {', '.join(parameters)}"
 
@@ -267,9 +267,9 @@ class _Conversion:
     def finish(self) -> None:
         """Finish the network: mark outputs, name tensors and weights, and create its description."""
         self.apply_recorded_names()
-        read = self.read_tensor_names()
+        read = self.names_of_read_tensors()
         for port in self.segment.outputs:
-            self.add_output(port, read)
+            self.mark_output_of_port(port, read)
         self.name_tensors()
         known: dict[int, Weight] = self.ctx.weights
         for pointer, weight in known.items():
@@ -297,10 +297,10 @@ class _Conversion:
         """Return whether an input that is a size determines a shape in the network, not only computed values."""
         return port.kind == "symint" and bool(self.ctx.symbols[str(port.value)][0].is_shape_tensor)
 
-    def add_output(self, port: Port, read_names: frozenset[str]) -> None:
+    def mark_output_of_port(self, port: Port, read_names: frozenset[str]) -> None:
         """Mark a network output. An additional layer copies a tensor that is already an input, a constant or an output,
-        and also a tensor that layers read (``read_names``): TensorRT-RTX 1.4 to 1.6 write no output if one kernel
-        computes it, a single output that reads it, and two outputs that read the second (docs/tensorrt.md)."""
+        and also a tensor that layers read (``read_names``): TensorRT-RTX 1.4 to 1.6 do not write an output A if one
+        kernel computes A, an output B that reads A, and two outputs that read B (docs/tensorrt.md)."""
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)
         if port.dtype == torch.uint8:
@@ -315,7 +315,7 @@ class _Conversion:
         tensor.name = self.bindings[port.name]
         self.ctx.net.mark_output(tensor)
 
-    def read_tensor_names(self) -> frozenset[str]:
+    def names_of_read_tensors(self) -> frozenset[str]:
         """Return the current names of the tensors that layers read."""
         tensors = (layer.get_input(i) for layer in self.layers() for i in range(layer.num_inputs))
         return frozenset(tensor.name for tensor in tensors if tensor is not None)
@@ -335,7 +335,7 @@ class _Conversion:
                     tensor.name = make_unique(tensor.name if named else after if j == 0 else f"{after}:{j}", taken)
 
 
-def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]:
+def output_binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]:
     """Return the names of an engine's outputs by port: the program's names for program outputs, else node names."""
     names = {o.value: o.name for o in reversed(outputs) if o.kind == "user" and not o.constant and o.name}
     taken = {port.name for port in (*segment.inputs, *segment.outputs)}
@@ -347,7 +347,7 @@ def binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]
     return found
 
 
-def _dimension_names(inputs: Iterable[Port], relations: Iterable[Relation]) -> dict[str, str]:
+def _shared_dimension_names(inputs: Iterable[Port], relations: Iterable[Relation]) -> dict[str, str]:
     """Return names for dynamic sizes that several dims of the inputs share: each is named after its first dim
     (``ids.0``). Sizes that must be equal share one name."""
     same: dict[str, str] = {}

@@ -20,7 +20,7 @@ from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.candidates import Decompositions
 from pipeline.decomposition.fold import fold_constants
 from pipeline.decomposition.quantized import eager_source, normalize_quantization
-from pipeline.decomposition.quantized_layout import lay_out_weights
+from pipeline.decomposition.quantized_layout import lay_out_quantized
 from pipeline.decomposition.rewriter import Rewriter
 from pipeline.program import Program
 
@@ -44,5 +44,5 @@ class Decompose:
         uniform = normalize_quantization(program)
         rewriter = Rewriter(uniform, claims, Decompositions(self.decompositions, self.disabled))
         source = program.source or eager_source(program, uniform)
-        made = lay_out_weights(uniform.with_graph(rewriter.rewrite(), source=source, origin=origin_of(program)))
+        made = lay_out_quantized(uniform.with_graph(rewriter.rewrite(), source=source, origin=origin_of(program)))
         return evolve(fold_constants(made), decomposed=claims.decomposed & rewriter.applied)

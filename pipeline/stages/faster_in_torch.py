@@ -1,4 +1,4 @@
-"""Find matmuls by weights, and attention, that may be faster in PyTorch, so that the stage `choose` measures them."""
+"""Find the operators of a program that may be faster in PyTorch, for `choose` to measure: matmuls and attention."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ QUERIES: Final = 64
 """The minimum number of queries for which attention is tried in PyTorch, whose kernels write no scores to memory."""
 
 
-def for_torch(program: Program, profile: int | None) -> tuple[str, ...]:
+def to_try_in_torch(program: Program, profile: int | None) -> tuple[str, ...]:
     """Return the operators that may be faster in PyTorch in calls of a profile: half-precision matmuls by large
     weights, and attention of many queries, or of a single query in a CUDA graph."""
-    matmuls = tuple(_matmuls(program))
-    return (*matmuls, *_attentions(program, profile)) if matmuls else ()
+    matmuls = tuple(_matmul_names(program))
+    return (*matmuls, *_attention_names(program, profile)) if matmuls else ()
 
 
-def in_words(program: Program, names: Sequence[str]) -> str:
+def kinds_in_words(program: Program, names: Sequence[str]) -> str:
     """Return a text for reports that says which kinds of operators these are."""
     inside = {*names}
     attends = any(node.name in inside and node.target is SDPA for node in program.graph.nodes)
     return "matmuls by weights and attention" if attends else "matmuls by weights"
 
 
-def _matmuls(program: Program) -> Iterator[str]:
+def _matmul_names(program: Program) -> Iterator[str]:
     """Yield the names of half-precision matmuls by large weights, or by views of large weights."""
     for node in program.graph.nodes:
         if node.op == "call_function" and op_kind(node.target) in (Kind.MULTIPLIES, Kind.PROJECTS):
-            sources = (_source(operand) for operand in node.all_input_nodes)
+            sources = (_source_before_moves(operand) for operand in node.all_input_nodes)
             weights = (source.meta["val"] for source in sources if source.name in program.constants)
             if any(weight.dtype in HALVES and weight.nbytes >= LEAST for weight in weights):
                 yield node.name
 
 
-def _attentions(program: Program, profile: int | None) -> Iterator[str]:
+def _attention_names(program: Program, profile: int | None) -> Iterator[str]:
     """Yield the names of attention operators, and of their masks, that may be faster in PyTorch: with many queries at
     the usual sizes of a profile, or with one query that a kernel for CUDA graphs supports (with Triton, or without a
     GPU, where measurements of another machine decide)."""
@@ -69,7 +69,7 @@ def _attentions(program: Program, profile: int | None) -> Iterator[str]:
                 yield from (choice.name, mask.name)
 
 
-def _source(node: Node) -> Node:
+def _source_before_moves(node: Node) -> Node:
     """Return the node that a chain of views and other moves of elements begins with; ``node`` without a chain."""
     while is_move(node) and isinstance(node.args[0], Node):
         node = node.args[0]

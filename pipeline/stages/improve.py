@@ -52,7 +52,7 @@ class Improve:
             return program
         rewriting = Rewriting(program, self.registry)
         for each in self.passes:
-            rewriting.run_protected(each) if each in PASSES else each.apply(rewriting)
+            rewriting.run_keeping_users_calls(each) if each in PASSES else each.apply(rewriting)
         return rewriting.changed_program()
 
     def without(self, *names: str) -> Self:

@@ -40,9 +40,9 @@ class Load:
     before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="load", kw_only=True)
 
-    def following(self, before: tuple[AnyStage, ...]) -> Load:
+    def following(self, earlier_stages: tuple[AnyStage, ...]) -> Load:
         """Return this stage with the earlier stages, which it uses to compile again."""
-        return evolve(self, before=before)
+        return evolve(self, before=earlier_stages)
 
     def check_ready(self, settings: CompilationSettings) -> None:
         """Raise an `ExecutionError` before the capture if no engine of this TensorRT version can load on this GPU."""
@@ -70,6 +70,7 @@ class Load:
             try:
                 trial, final = Recompiler.from_stages(stages, as_stage(self.build)), Recompiler.from_stages(stages)
             except PipelineError as error:
-                raise ExecutionError("; ".join(found.refused.values()), error.message) from error
+                reasons = "; ".join(found.refused.values())
+                raise ExecutionError(f"engines of the program do not load: {reasons}", error.message) from error
             compiled, found = make_loadable(compiled, found, self.loader, trial, final)
         return evolve(compiled, kernels=found.kernels) if found is not None else compiled

@@ -1,5 +1,4 @@
-"""Run a program's matmuls by weights, and some attention, in PyTorch, and everything between them in engines.
-The attention is of many queries or of one query. Variants that do this can be combined by profile."""
+"""Run a program's matmuls by model weights, and some attention, in PyTorch, and everything between them in engines."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names:
     """
     if not node_names:
         raise ValueError("the program has no matmuls in half precision by large weights")
-    _check_profiles(compiled)
+    _check_engine_per_profile(compiled)
     recompiler = Recompiler.from_stages(stages)
     cut: Any = recompiler.partition
     while isinstance(cut, Named | FunctionStage):
@@ -41,18 +40,18 @@ def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names:
         recompiler = evolve(recompiler, partition=as_stage(BehindUpdates()))
     validated = Validated(compiled.program, compiled.partitioned.verdicts)
     made = recompiler.compile_validated(reject_nodes(validated, dict.fromkeys(node_names, TRIAL)))
-    _check_profiles(made)
+    _check_engine_per_profile(made)
     return made
 
 
-def _check_profiles(compiled: Compiled) -> None:
-    if whole := [segment.name for segment in compiled.partitioned.engine_segments if segment.profile is None]:
-        raise ValueError(f"{whole[0]} serves all profiles; expected one engine for each profile")
+def _check_engine_per_profile(compiled: Compiled) -> None:
+    if names := [segment.name for segment in compiled.partitioned.engine_segments if segment.profile is None]:
+        raise ValueError(f"the engine {names[0]} serves all profiles; expected one engine for each profile")
 
 
-def with_reason(matmuls: Compiled, reason: Rejection) -> Compiled:
+def replace_trial_reason(compiled: Compiled, reason: Rejection) -> Compiled:
     """Return a program of `matmuls_in_torch` in which ``reason`` explains why its operators run in PyTorch."""
-    partitioned = matmuls.partitioned
+    partitioned = compiled.partitioned
     fallbacks = (
         evolve(each, reason=reason.reason, hint=reason.hint) if each.reason == TRIAL.reason else each
         for each in partitioned.fallbacks
@@ -61,7 +60,7 @@ def with_reason(matmuls: Compiled, reason: Rejection) -> Compiled:
         name: evolve(v, reasons=tuple(reason if each == TRIAL else each for each in v.reasons))
         for name, v in partitioned.verdicts.items()
     }
-    return evolve(matmuls, partitioned=evolve(partitioned, fallbacks=tuple(fallbacks), verdicts=FrozenDict(verdicts)))
+    return evolve(compiled, partitioned=evolve(partitioned, fallbacks=tuple(fallbacks), verdicts=FrozenDict(verdicts)))
 
 
 def combine_profiles(variants: Mapping[int, Compiled]) -> Compiled:

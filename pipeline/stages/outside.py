@@ -27,7 +27,7 @@ READERS = (Kind.MULTIPLIES, Kind.PROJECTS, Kind.POINTWISE, Kind.NORMALIZES)
 TABLES = (torch.ops.aten.embedding.default, SELECTIVE_SCAN)
 
 
-def _check_bytes(_: object, field: Attribute[int], value: object) -> None:
+def _check_bytes(_instance: object, field: Attribute[int], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{field.name} must be a number of bytes, got {value!r}")
     if value < 0:
@@ -59,7 +59,7 @@ class SharedWeights:
         if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS or value.nbytes < self.least:
             return False
         readers = [user for user in weight.users if user.name in inside]
-        return segment.kind == "torch" or all(_reads_tensors(partitioned, user) for user in readers)
+        return segment.kind == "torch" or all(_accepts_weights_as_inputs(partitioned, user) for user in readers)
 
 
 @frozen
@@ -80,7 +80,7 @@ class EnginePerProfile:
     def _split_by_profile(self, program: Program, segment: Segment) -> Iterator[Segment]:
         """Yield a copy of the segment for each profile, or only the segment itself if it should stay one engine."""
         nodes = {node.name: node for node in program.graph.nodes}
-        alone = segment.kind != "engine" or segment.profile is not None or _determines_sizes(segment)
+        alone = segment.kind != "engine" or segment.profile is not None or _computes_new_sizes(segment)
         if (
             alone
             or len(engine_profiles(program, segment, lambda port: True)) < 2
@@ -123,14 +123,14 @@ def engine_per_profile(most: int = MOST) -> EnginePerProfile:
     return EnginePerProfile(most)
 
 
-def _reads_tensors(partitioned: Partitioned, node: torch.fx.Node) -> bool:
+def _accepts_weights_as_inputs(partitioned: Partitioned, node: torch.fx.Node) -> bool:
     """Return whether a node's converter belongs to this package and accepts network tensors as weights."""
     choice = partitioned.verdicts[node.name].choice if node.name in partitioned.verdicts else None
     ours = choice is not None and choice.support.converter_implementation.__module__.startswith("pipeline.")
     return ours and (op_kind(node.target) in READERS or node.target in TABLES)
 
 
-def _determines_sizes(segment: Segment) -> bool:
+def _computes_new_sizes(segment: Segment) -> bool:
     """Return whether a segment computes sizes that the sizes of its inputs do not determine."""
 
     def symbols(ports: Iterable[Port]) -> set[str]:

@@ -23,7 +23,7 @@ from pipeline.partitioning.assemble import Group, assemble, fallback_record
 from pipeline.partitioning.fixpoint import choose_segments
 from pipeline.partitioning.flow import Flow, Node, build_flow, copied_nodes
 from pipeline.partitioning.split_engine import split_by_submodule, split_evenly
-from pipeline.partitioning.submodules import Submodules, moved_operators, submodule_runs, torch_reasons
+from pipeline.partitioning.submodules import Submodules, pattern_start_of_moved_operators, submodule_runs, torch_reasons
 from pipeline.partitioning.units import Units, build_units, fused_patterns
 from pipeline.program import Partitioned, Validated, is_operator
 
@@ -78,17 +78,19 @@ class InPieces:
         if not isinstance(self.between, str):
             raise TypeError(f"between must be a pattern of submodule paths, such as 'layers.*', got {self.between!r}")
         if (self.count is None) == (not self.between):
-            raise TypeError("in_pieces takes either a number of pieces, or between='layers.*' to cut between modules")
+            raise TypeError(
+                f"in_pieces takes a number or between='layers.*', got {'both' if self.count else 'neither'}"
+            )
 
     def __call__(self, validated: Validated) -> Partitioned:
-        return _partition(validated, _largest_units, self._cut)
+        return _partition(validated, _largest_units, self._cut_engine)
 
-    def _cut(self, program: Flow, chosen: Units, inside: Sequence[int]) -> list[tuple[int, ...]]:
+    def _cut_engine(self, flow: Flow, units: Units, operators: Sequence[int]) -> list[tuple[int, ...]]:
         if self.count is not None:
-            return split_evenly(program, chosen, inside, self.count)
+            return split_evenly(flow, units, operators, self.count)
         submodules = Submodules(pattern=self.between)
-        keys = [submodules.path_of(node) for node in program.nodes]
-        return _cut_behind_updates(program, chosen, inside, keys)
+        keys = [submodules.path_of(node) for node in flow.nodes]
+        return _cut_engine_behind_updates(flow, units, operators, keys)
 
 
 @frozen
@@ -99,15 +101,15 @@ class BehindUpdates:
     name: str = field(default="behind_updates", kw_only=True)
 
     def __call__(self, validated: Validated) -> Partitioned:
-        return _partition(validated, _largest_units, _cut_behind_updates)
+        return _partition(validated, _largest_units, _cut_engine_behind_updates)
 
 
-def _cut_behind_updates(
-    program: Flow, chosen: Units, inside: Sequence[int], keys: Sequence[str | None] = ()
+def _cut_engine_behind_updates(
+    flow: Flow, units: Units, operators: Sequence[int], submodule_of: Sequence[str | None] = ()
 ) -> list[tuple[int, ...]]:
     """Cut an engine's nodes into pieces: where the submodule changes, and after the operators that update a cache."""
-    updates = frozenset(i for i in inside if program.nodes[i].target is CACHE_UPDATE)
-    return split_by_submodule(program, chosen, inside, keys or [None] * len(program.nodes), updates)
+    updates = frozenset(i for i in operators if flow.nodes[i].target is CACHE_UPDATE)
+    return split_by_submodule(flow, units, operators, submodule_of or [None] * len(flow.nodes), updates)
 
 
 @frozen
@@ -129,15 +131,15 @@ class BySubmodule:
     def __call__(self, validated: Validated) -> Partitioned:
         submodules = Submodules(self.depth, self.pattern)
 
-        def choose(program: Flow, refused: dict[int, str]) -> Units:
-            fused = list(fused_patterns(program, lambda i: i not in refused))
-            own = [submodules.path_of(node) for node in program.nodes]
-            along = moved_operators(own, fused)
+        def choose_units(flow: Flow, refused: dict[int, str]) -> Units:
+            fused = list(fused_patterns(flow, lambda i: i not in refused))
+            own = [submodules.path_of(node) for node in flow.nodes]
+            along = pattern_start_of_moved_operators(own, fused)
             keys = [own[along.get(i, i)] for i in range(len(own))]
-            refused |= torch_reasons(program, keys, along, refused)
-            return build_units(program, submodule_runs(keys, fused), keys.__getitem__)
+            refused |= torch_reasons(flow, keys, along, refused)
+            return build_units(flow, submodule_runs(keys, fused), keys.__getitem__)
 
-        return _partition(validated, choose)
+        return _partition(validated, choose_units)
 
 
 partition = Partition()
@@ -170,20 +172,20 @@ def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
     return BySubmodule(depth, pattern=pattern)
 
 
-def _check_positive(name: str, value: object, paths: str) -> None:
+def _check_positive(name: str, value: object, path_option: str) -> None:
     if not isinstance(value, int) or value < 1:
         kind = ValueError if isinstance(value, int) else TypeError
-        raise kind(f"{name} must be an integer of at least 1, got {value!r}; pass module paths as {paths}=")
+        raise kind(f"{name} must be an integer of at least 1, got {value!r}; pass module paths as {path_option}=")
 
 
-def _largest_units(program: Flow, refused: dict[int, str]) -> Units:
-    return build_units(program, fused_patterns(program, lambda i: i not in refused))
+def _largest_units(flow: Flow, refused: dict[int, str]) -> Units:
+    return build_units(flow, fused_patterns(flow, lambda i: i not in refused))
 
 
 def _partition(
     validated: Validated,
-    choose: Callable[[Flow, dict[int, str]], Units],
-    cut: Callable[[Flow, Units, Sequence[int]], list[tuple[int, ...]]] | None = None,
+    choose_units: Callable[[Flow, dict[int, str]], Units],
+    cut_engine: Callable[[Flow, Units, Sequence[int]], list[tuple[int, ...]]] | None = None,
 ) -> Partitioned:
     program, settings = validated.program, validated.program.settings
     reasons = _refused_nodes(validated)
@@ -193,12 +195,12 @@ def _partition(
         raise UnsupportedOperatorException(fallbacks, len(operators))
     seen = build_flow(program, copied_nodes(program, lambda n: n not in reasons))
     refused = {i: reasons[n] for i, n in enumerate(seen.nodes) if n in reasons}
-    chosen = choose(seen, refused)
+    chosen = choose_units(seen, refused)
     settled = choose_segments(seen, chosen, refused, settings)
     groups: list[Group] = [
         ("engine" if is_engine else "torch", [seen.nodes[i].name for i in part])
         for is_engine, inside in settled.groups
-        for part in (cut(seen, chosen, inside) if is_engine and cut is not None else [inside])
+        for part in (cut_engine(seen, chosen, inside) if is_engine and cut_engine is not None else [inside])
     ]
     return assemble(validated, groups, {seen.nodes[i].name: why for i, why in settled.reasons.items()})
 

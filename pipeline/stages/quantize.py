@@ -28,8 +28,8 @@ from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Templates
 from pipeline.errors import CalibrationError, PipelineError
 from pipeline.frozen import FrozenDict
-from pipeline.improvements.precision import Excluded, check_excluded, excludes
-from pipeline.improvements.quantizing import fake_quantize_weight, scale_block, weight_of
+from pipeline.improvements.precision import Excluded, check_exclude, excludes
+from pipeline.improvements.quantizing import fake_quantize_weight, scale_block_shape, weight_of
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.recipes import parameter_recipe, qualified_name
 from pipeline.records.wording import kind_of, one_of
@@ -57,7 +57,7 @@ class Decision:
         return f"{self.path or self.node}: {self.target}: {self.said}"
 
 
-def _to_entries(value: object) -> tuple[object, ...]:
+def _to_calibration_inputs(value: object) -> tuple[object, ...]:
     if isinstance(value, torch.Tensor | str | Mapping) or not isinstance(value, Iterable):
         raise TypeError(f"calibration must be a list of typical inputs, as [(x,)], got {kind_of(value)}")
     return tuple(value)
@@ -69,8 +69,8 @@ class Quantize:
 
     weights: Weights = field(default="int8", validator=one_of("int8", "int4", "fp8"))
     activations: Activations | None = field(default=None, validator=one_of(None, "int8", "fp8"))
-    calibration: tuple[object, ...] = field(default=(), converter=_to_entries, eq=False, repr=False)
-    exclude: tuple[Excluded, ...] = field(default=(), converter=check_excluded)
+    calibration: tuple[object, ...] = field(default=(), converter=_to_calibration_inputs, eq=False, repr=False)
+    exclude: tuple[Excluded, ...] = field(default=(), converter=check_exclude)
     percentile: float | None = None
     name: str = "quantize"
 
@@ -149,7 +149,7 @@ class _Quantizer:
         chosen = [n for n in self.graph.nodes if is_operator(n) and weight_of(n) is not None and self.can_quantize(n)]
         found = self.activation_ranges(chosen) if self.options.activations is not None else {}
         for node in chosen:
-            self.replace(node, found)
+            self.quantize_operator(node, found)
         names = {f"{node}.scale": scale for node, scale in self.scales.items()}
         constants = {_placeholder_name(name): parameter_recipe(name) for name in names}
         p = self.program
@@ -170,7 +170,7 @@ class _Quantizer:
             why = f"the weight is {weight.meta['val'].dtype}"
         elif any(excludes(entry, node.target, module_path(node)) for entry in self.options.exclude):
             why = "exclude matches it"
-        elif scale_block(self.options.weights, node) is None:
+        elif scale_block_shape(self.options.weights, node) is None:
             rows = "linear layers whose rows are blocks of 128, 64 or 32, and whose outputs are even in number"
             why = f"INT4 is only for {rows}"
         else:
@@ -181,8 +181,8 @@ class _Quantizer:
     def record_decision(self, node: Node, decision: str) -> None:
         self.decisions.append(Decision(node.name, qualified_name(node.target), module_path(node), decision))
 
-    def activation_ranges(self, quantized: Sequence[Node]) -> Mapping[str, float]:
-        wanted = {source.name for node in quantized for source in node.all_input_nodes[:1]}
+    def activation_ranges(self, operators_to_quantize: Sequence[Node]) -> Mapping[str, float]:
+        wanted = {source.name for node in operators_to_quantize for source in node.all_input_nodes[:1]}
         try:
             return measure_ranges(
                 self.program, wanted, RangeMethod(self.options.percentile), self.calibration_batches()
@@ -202,17 +202,17 @@ class _Quantizer:
                 raise CalibrationError(f"input {index} of calibration has {len(leaves)} values, {due}")
             yield leaves
 
-    def replace(self, node: Node, ranges: Mapping[str, float]) -> None:
+    def quantize_operator(self, node: Node, ranges: Mapping[str, float]) -> None:
         weight, source, options = weight_of(node), node.args[0], self.options
         assert weight is not None and isinstance(source, Node)
-        block = scale_block(options.weights, node)
+        block = scale_block_shape(options.weights, node)
         if weight not in self.weights:
             self.weights[weight] = self.round_weight(weight, block, node)
         node.replace_input_with(weight, self.weights[weight])
         granularity = "in blocks of " + str(block[-1]) if block and block[-1] > 1 else "by output"
         said = f"{options.weights} weight {granularity}"
         if options.activations is not None:
-            node.replace_input_with(source, self.insert_pair(source, ranges[source.name], node))
+            node.replace_input_with(source, self.insert_activation_pair(source, ranges[source.name], node))
             said += f", {options.activations} activations up to {ranges[source.name]:.4g}"
         self.record_decision(node, said)
 
@@ -244,21 +244,21 @@ class _Quantizer:
         last: Node = [each for each in self.graph.nodes if each.op == "placeholder"][-1]
         return self.graph.inserting_after(last if node.op == "placeholder" else node)
 
-    def insert_pair(self, source: Node, range: float, reader: Node) -> Node:
+    def insert_activation_pair(self, activation: Node, largest: float, reader: Node) -> Node:
         """Return the quantize/dequantize pair that rounds an activation. All readers share the pair."""
         type = self.options.activations
-        if source.name not in self.pairs:
+        if activation.name not in self.pairs:
             assert type is not None
-            self.scales[source.name] = torch.tensor(range / TYPES[type].high)
+            self.scales[activation.name] = torch.tensor(largest / TYPES[type].high)
             with self.graph.inserting_before(next(iter(self.graph.nodes))):
-                scale = self.graph.placeholder(_placeholder_name(f"{source.name}.scale"))
-            scale.meta["val"] = self.mode.from_tensor(self.scales[source.name])
-            args = (source, scale, type, [-1] * source.meta["val"].dim())
-            with self.inserting_after(source):
+                scale = self.graph.placeholder(_placeholder_name(f"{activation.name}.scale"))
+            scale.meta["val"] = self.mode.from_tensor(self.scales[activation.name])
+            args = (activation, scale, type, [-1] * activation.meta["val"].dim())
+            with self.inserting_after(activation):
                 made = self.graph.call_function(operators.fake_quantize.default, args)
             made.meta = {**origin_of(reader.meta), "val": fake_result(self.mode, made.target, args, {})}
-            self.pairs[source.name] = made
-        return self.pairs[source.name]
+            self.pairs[activation.name] = made
+        return self.pairs[activation.name]
 
 
 def _placeholder_name(name: str) -> str:

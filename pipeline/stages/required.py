@@ -20,7 +20,7 @@ _NAMES = re.compile(r"\b(?:the result|its input|its argument) \S+")
 _ONE = {"the result": "a result", "its input": "an input", "its argument": "an argument"}
 
 
-def check_required(partitioned: Partitioned) -> None:
+def check_requirements(partitioned: Partitioned) -> None:
     """Raise an error if the program does not meet ``require_full_compilation`` or ``require_fused_quantization``.
 
     Raises:
@@ -33,10 +33,10 @@ def check_required(partitioned: Partitioned) -> None:
         raise UnsupportedOperatorException((), 0)
     if not settings.require_fused_quantization:
         return
-    if outside := [fallback for fallback in partitioned.fallbacks if _is_quantized(fallback.target)]:
+    if outside := [fallback for fallback in partitioned.fallbacks if _is_quantization_operator(fallback.target)]:
         raise QuantizationError("PyTorch", outside)
     names = {name for segment in segments for name in segment.nodes}
-    if not any(_is_quantized(partitioned.verdicts[name].target) for name in names):
+    if not any(_is_quantization_operator(partitioned.verdicts[name].target) for name in names):
         raise QuantizationError("the program", ())
 
 
@@ -64,6 +64,6 @@ def _fallback_reason(fallback: Fallback) -> str:
     return f"{why} ({fallback.hint.split('; ')[0]})" if fallback.hint else why
 
 
-def _is_quantized(target: str) -> bool:
+def _is_quantization_operator(target: str) -> bool:
     operator = find_operator(target)
     return operator is not None and op_kind(operator) in QUANTIZED

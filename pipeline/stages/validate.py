@@ -21,7 +21,7 @@ from pipeline.converters.lookup import find_rejection
 from pipeline.converters.registry import BoundRegistry, ConverterRegistry
 from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.candidates import Decompositions
-from pipeline.decomposition.complex import converts_complex
+from pipeline.decomposition.complex import joins_or_splits_complex
 from pipeline.decomposition.control_flow import expansion_obstacle
 from pipeline.decomposition.fold import fold_constants
 from pipeline.decomposition.rewriter import Rewriter
@@ -105,10 +105,10 @@ def _refused_calls(program: Program, verdicts: Mapping[str, Verdict], claims: Us
 
 
 def _decompose_calls(
-    program: Program, calls: Iterable[torch.fx.Node], claims: UserRegistrations, ways: Decompositions
+    program: Program, calls: Iterable[torch.fx.Node], claims: UserRegistrations, decompositions: Decompositions
 ) -> Program:
     """Decompose these calls as if the user had no converters; return the same program if nothing changes."""
-    rewriter = Rewriter(program, claims, ways)
+    rewriter = Rewriter(program, claims, decompositions)
     names = {node.name for node in calls}
     made = fold_constants(program.with_graph(rewriter.decompose_refused(names)))
     if not names - {node.name for node in made.graph.nodes if node.op == "call_function"}:
@@ -129,20 +129,20 @@ def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earli
 
 def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], allocated: bool) -> Iterator[Rejection]:
     """Yield reasons to refuse a node that apply to all operators. ``allocated``: it requires an output allocator."""
-    yield from islice(_complex_limits(node), 1)
+    yield from islice(_complex_rejections(node), 1)
     yield from map(Rejection, filter(None, [expansion_obstacle(node)]))
     makes_sizes = node.target in READS_DATA or torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
     for symbol in sorted(introduced_symbols(node)) if not (allocated or makes_sizes) else ():
         yield Rejection(f"the result has a size, {symbol}, that is known only after the operator runs")
-    yield from islice(_untuned_sizes(node, program), 1)
-    for what, value in _result_and_inputs(node):
+    yield from islice(_untuned_size_rejections(node, program), 1)
+    for role, value in _result_and_inputs(node):
         if isinstance(value, torch.SymBool | torch.SymFloat):
             is_float = isinstance(value, torch.SymFloat)
             if not is_float or node.target not in TAKES_FLOATS or free_unbacked_symbols(value):
-                yield Rejection(f"{what} is a symbolic {'float' if is_float else 'bool'}, which Python computes")
+                yield Rejection(f"{role} is a symbolic {'float' if is_float else 'bool'}, which Python computes")
         elif isinstance(value, torch.Tensor):
-            yield from _tensor_limits(what, value, program.settings)
-            yield from islice(_unbounded_sizes(what, value, program), 1)
+            yield from _tensor_rejections(role, value, program.settings)
+            yield from islice(_unbounded_size_rejections(role, value, program), 1)
     for source in node.all_input_nodes:
         verdict, value = earlier.get(source.name), source.meta.get("val")
         if verdict is None or verdict.supported or not isinstance(value, torch.SymInt):
@@ -151,37 +151,37 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
             yield Rejection(f"Python computes the argument {source.name} ({verdict.target}) from data")
 
 
-def _complex_limits(node: torch.fx.Node) -> Iterator[Rejection]:
+def _complex_rejections(node: torch.fx.Node) -> Iterator[Rejection]:
     if node.target is operator.getitem:  # its operator has the reason
         return
-    for what, value in _result_and_inputs(node):
+    for role, value in _result_and_inputs(node):
         if isinstance(value, torch.Tensor) and value.is_complex():
-            name = str(value.dtype).removeprefix("torch.")
-            if converts_complex(node.target):
+            dtype = str(value.dtype).removeprefix("torch.")
+            if joins_or_splits_complex(node.target):
                 why = "engines store pairs of reals, which PyTorch converts from and to complex tensors"
-                yield Rejection(f"{what} is {name}: {why}")
+                yield Rejection(f"{role} is {dtype}: {why}")
             else:
                 why = f"{qualified_name(node.target)} has no implementation on pairs of reals"
                 hint = "compute with pairs of reals (torch.view_as_real), or let PyTorch run it"
-                yield Rejection(f"{what} is {name}, and {why}", hint)
+                yield Rejection(f"{role} is {dtype}, and {why}", hint)
 
 
-def _tensor_limits(role: str, value: torch.Tensor, settings: CompilationSettings) -> Iterator[Rejection]:
-    name = str(value.dtype).removeprefix("torch.")
+def _tensor_rejections(role: str, value: torch.Tensor, settings: CompilationSettings) -> Iterator[Rejection]:
+    dtype = str(value.dtype).removeprefix("torch.")
     if value.dtype == torch.float64 and not settings.truncate_double:
         hint = "pass truncate_double=True to compute it in float32"
         yield Rejection(f"{role} is float64, which TensorRT does not support", hint)
     elif value.dtype == torch.int8 and not CAPABILITIES.int8_activations:
         yield Rejection(f"{role} is int8, which {CAPABILITIES.flavour} allows for quantized weights only", "use int32")
     elif value.dtype not in DTYPES and value.dtype != torch.float64 and not value.is_complex():
-        yield Rejection(f"{role} is {name}, which TensorRT does not support")
+        yield Rejection(f"{role} is {dtype}, which TensorRT does not support")
     if value.dim() > MAX_RANK:
         yield Rejection(f"{role} has rank {value.dim()}, but TensorRT supports at most {MAX_RANK}")
     if value.layout != torch.strided:
         yield Rejection(f"{role} has layout {value.layout}, but TensorRT supports dense tensors only")
 
 
-def _unbounded_sizes(role: str, value: torch.Tensor, program: Program) -> Iterator[Rejection]:
+def _unbounded_size_rejections(role: str, value: torch.Tensor, program: Program) -> Iterator[Rejection]:
     """Yield a rejection for a data-dependent size without a bound, as in ``torch.arange(int(x.item()))``."""
     for size in shape_of(value):
         names = [] if isinstance(size, int) else [s.name for s in size.free_symbols]
@@ -192,7 +192,7 @@ def _unbounded_sizes(role: str, value: torch.Tensor, program: Program) -> Iterat
             yield Rejection(why, "compute it from sizes of inputs, or declare its bounds with torch._check")
 
 
-def _untuned_sizes(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
+def _untuned_size_rejections(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
     """Yield a rejection if only data makes two sizes equal: TensorRT cannot build if their optimal sizes differ."""
     values = [n.meta.get("val") for n in node.all_input_nodes] if is_pointwise(node) else []
     shapes = [shape_of(value)[::-1] for value in values if isinstance(value, torch.Tensor)]

@@ -36,16 +36,16 @@ OnFailure = Literal["raise", "warn", "heal"]
 STAGES: tuple[AnyStage, ...] = tuple(
     map(as_stage, (Validate(DYNAMO_CONVERTERS), partition, avoid_faults, convert, build, refit_map))
 )
-"""The stages with which `verify` compiles a program again if it is not part of a pipeline."""
+"""The stages with which `verify` and `load` compile a program again if they are not part of a pipeline."""
 
 
-def _inputs(_: object, __: object, value: UserInputs) -> None:
+def _check_inputs(_instance: object, _field: object, value: UserInputs) -> None:
     if value is not None and not callable(value) and not isinstance(value, list | tuple):
         due = "a list of calls, such as [(x,)], or a function of sizes that returns a list"
         raise TypeError(f"inputs must be {due}, got {kind_of(value)}")
 
 
-def _multiple(_: object, __: object, value: object) -> None:
+def _check_multiple(_instance: object, _field: object, value: object) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"multiple must be a number of at least 1, got {value!r}")
     if not value >= 1:
@@ -57,19 +57,19 @@ class Verify:
     """The stage that `verify` returns, which documents its options. ``before``: the pipeline's earlier stages."""
 
     on_failure: OnFailure = field(default="raise", validator=one_of(*get_args(OnFailure)))
-    inputs: UserInputs = field(default=None, eq=False, repr=False, kw_only=True, validator=_inputs)
+    inputs: UserInputs = field(default=None, eq=False, repr=False, kw_only=True, validator=_check_inputs)
     executor: Executor | None = field(default=None, kw_only=True, validator=one_of(None, *get_args(Executor)))
-    multiple: float = field(default=MULTIPLE, kw_only=True, validator=_multiple)
+    multiple: float = field(default=MULTIPLE, kw_only=True, validator=_check_multiple)
     module: bool = field(default=True, kw_only=True, validator=instance_of(bool))
     before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="verify", kw_only=True)
 
-    def following(self, before: tuple[AnyStage, ...]) -> Verify:
-        """Return this stage with the earlier stages, with which it compiles again to heal a program."""
-        return evolve(self, before=before)
+    def following(self, earlier_stages: tuple[AnyStage, ...]) -> Verify:
+        """Return this stage with the earlier stages, with which it compiles a program again to heal it."""
+        return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:
-        """Return the program with its ``agreement``; if that was requested, heal the nodes that cause errors.
+        """Return the program with its ``agreement``; if requested, compile nodes that cause errors in another way.
 
         Raises:
             AgreementError: the program does not agree with eager PyTorch, or its graph does not agree with the module,

@@ -111,7 +111,7 @@ def test_an_output_that_is_read_too_is_forgotten(
     """What our networks would be without layers for such outputs, and what building them says. When this fails,
     TensorRT was mended."""
     conversion = importlib.import_module("pipeline.stages.convert")._Conversion
-    monkeypatch.setattr(conversion, "read_tensor_names", lambda self: frozenset())
+    monkeypatch.setattr(conversion, "names_of_read_tensors", lambda self: frozenset())
     found = forgotten(plan(function))
     assert found
     for kernel, tensor in found:

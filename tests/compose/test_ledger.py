@@ -17,7 +17,7 @@ import pipeline
 from pipeline.compose.events import Event
 from pipeline.compose.ledger import HOLDERS, Ledger
 from pipeline.compose.progress import StageProgress
-from pipeline.compose.resident import Sampler, SamplingThread, descendants, process_memory, process_tree_memory
+from pipeline.compose.resident import Sampler, SamplingThread, descendant_pids, process_memory, process_tree_memory
 from pipeline.stages.unbuilt import unbuilt
 
 MEGABYTES = 64
@@ -57,7 +57,7 @@ def test_children_count() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         assert (
-            child.pid in set(descendants())
+            child.pid in set(descendant_pids())
             and process_tree_memory().total >= process_memory().total + process_memory(child.pid).total
         )
         time.sleep(0.05)

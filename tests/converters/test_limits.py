@@ -180,9 +180,9 @@ def test_without_cumulative_sums_nothing_is_scattered_by_mask(monkeypatch: pytes
 
 
 def test_sparse_tensors_are_refused() -> None:
-    from pipeline.stages.validate import _tensor_limits
+    from pipeline.stages.validate import _tensor_rejections
 
-    (why,) = _tensor_limits("x", torch.eye(2).to_sparse(), CompilationSettings())
+    (why,) = _tensor_rejections("x", torch.eye(2).to_sparse(), CompilationSettings())
     assert "dense tensors only" in why.reason
 
 

@@ -86,9 +86,9 @@ def a_gpu() -> Iterator[None]:
     """A context in which programs are compared as on a GPU."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(choose, "LARGE", 0)
-        patched.setattr(choose, "_is_here", lambda compiled: True)
+        patched.setattr(choose, "_has_its_gpu", lambda compiled: True)
         patched.setattr(choose, "share_kernels", lambda before, after: None)
-        patched.setattr(choose, "_free_memory", lambda: None)
+        patched.setattr(choose, "_free_gpu_memory", lambda: None)
         patched.setattr(faster_in_torch, "LEAST", 0)
         patched.setattr(faster_in_torch, "QUERIES", 2)
         patched.setattr(faster_in_torch, "HALVES", (torch.float32,))

@@ -116,7 +116,7 @@ def llama_with_measured_forms(rank: int, folder: Path) -> None:
 
     def timer(programs: Any, profile: Any) -> Any:
         asked.extend(programs)
-        return choose.measured(programs, profile)
+        return choose.measure_segments(programs, profile)
 
     kept = str(folder / f"measured{rank}.json")
     compile = pipeline.default(cuda_graphs=cuda(), measurements=kept).replace("choose", choose.Choose(timer))

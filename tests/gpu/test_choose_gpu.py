@@ -28,7 +28,7 @@ def test_all_forms_are_measured_and_right(cuda_graphs: bool, monkeypatch: pytest
 
     def timer(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
         asked.extend(programs)
-        times = choose.measured(programs, profile)
+        times = choose.measure_segments(programs, profile)
         [engine], [parts], [captured] = (list(costs.values()) for costs in times)
         for cost in (engine, parts, captured):
             assert cost.gpu > 0 and (cost.host == 0) == cuda_graphs
@@ -62,7 +62,7 @@ def test_all_forms_of_a_language_model_are_measured_and_right(
 
     def timer(programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
         asked.extend((profile, program) for program in programs)
-        times = choose.measured(programs, profile)
+        times = choose.measure_segments(programs, profile)
         assert all(cost.gpu > 0 and cost.host == 0 for costs in times for cost in costs.values()), "in a CUDA graph"
         return times
 

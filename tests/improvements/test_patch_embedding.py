@@ -101,5 +101,5 @@ def test_a_pass_ends_where_it_asks_what_data_knows() -> None:
     """What it has made for that node is taken back, and what it has done before stays."""
     program = decomposed(nn.Sequential(nn.ReLU(), nn.Linear(12, 12), nn.ReLU()), X)
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
-    rewriting.run_protected(asks)
+    rewriting.run_keeping_users_calls(asks)
     assert targets(rewriting.changed_program()) == ["sigmoid.default", "linear.default", "relu.default"]

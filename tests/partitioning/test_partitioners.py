@@ -334,7 +334,7 @@ def test_groups_that_make_no_segments_are_errors(message: str) -> None:
     validated = compile(Stack().eval(), args=(X,))
     with pytest.raises(ValueError, match=message):
         assemble(validated, WRONG[message](operators(validated)), {})
-    with pytest.raises(ValueError, match="reasons: nonsense is not an operator"):
+    with pytest.raises(ValueError, match="reasons has a reason for nonsense, which is not an operator"):
         assemble(validated, [("torch", operators(validated))], {"nonsense": "it is not there"})
 
 

@@ -23,7 +23,7 @@ from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.runtime import few_rows
 from pipeline.stages import choose, faster_in_torch, unbuilt
 from pipeline.stages.choose import Choose
-from pipeline.stages.faster_in_torch import for_torch, in_words
+from pipeline.stages.faster_in_torch import kinds_in_words, to_try_in_torch
 from pipeline.verification.engines_in_torch import captured_program_in_torch
 from pipeline.verification.samples import create_sample, tuned_sizes
 from tests.compat import families
@@ -385,8 +385,8 @@ def test_long_prompts_attend_in_pytorch_too(monkeypatch: pytest.MonkeyPatch) -> 
     compile = pipeline.default().replace("build", unbuilt)
     program = compile_for_generation(model, **sizes, compile=compile).compiled["decoder"].program
     monkeypatch.setattr(faster_in_torch, "LEAST", 0)
-    names = [for_torch(program, profile) for profile in (0, 1)]
-    words = {in_words(program, each) for each in names}
+    names = [to_try_in_torch(program, profile) for profile in (0, 1)]
+    words = {kinds_in_words(program, each) for each in names}
     assert words == {"matmuls by weights", "matmuls by weights and attention"}
     token, prompt = sorted(names, key=len)
     attentions = {*prompt} - {*token}
@@ -394,4 +394,4 @@ def test_long_prompts_attend_in_pytorch_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(attentions) == 3 * model.config.num_hidden_layers, "attention, its mask, and the choice that it marks"
     monkeypatch.setattr(few_rows, "WIDTHS", (model.config.head_dim,))
     in_graphs = evolve(program, settings=program.settings.evolve(cuda_graphs=True))
-    assert all({*for_torch(in_graphs, profile)} == {*prompt} for profile in (0, 1))
+    assert all({*to_try_in_torch(in_graphs, profile)} == {*prompt} for profile in (0, 1))

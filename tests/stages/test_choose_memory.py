@@ -49,8 +49,8 @@ def test_forms_that_cannot_be_measured_leave_their_memory(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("profile", "rows"), [(0, 1), (1, 2), (1, 8)])
 def test_the_engines_of_a_profile_are_loaded(profile: int, rows: int, by_profile: tuple[Compiled, Choose]) -> None:
     program = by_profile[0]
-    found = choose._loading(program, profile)
-    assert 0 < len(found.engines) < len(program.engines) and choose._loading(program, None) is program
+    found = choose._with_engines_of_profile(program, profile)
+    assert 0 < len(found.engines) < len(program.engines) and choose._with_engines_of_profile(program, None) is program
     assert [s.name for s in found.partitioned.segments] == [
         s.name for s in program.partitioned.segments if s.runs_in(profile)
     ]

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from pipeline.decomposition import rewriter
 from pipeline.decomposition.complex_functions import Pair
-from pipeline.decomposition.complex_rules import RULES, cast_rule_results
+from pipeline.decomposition.complex_rules import RULES, rule_with_cast_results
 from pipeline.recipes import qualified_name
 from pipeline.testing import Call, CallError, CheckError, TensorSpec, check
 from pipeline.testing.compare import compute_expected, describe_difference
@@ -204,7 +204,7 @@ def test_a_rule_is_the_operator(target: Any, data: st.DataObject) -> None:
     call = data.draw(strategy(target))
     args, kwargs = in_pairs(call.create_arguments())
     eager = call.run_eager()
-    got = stacked(cast_rule_results(RULES[target], eager)(*args, **kwargs))
+    got = stacked(rule_with_cast_results(RULES[target], eager)(*args, **kwargs))
     want = compute_expected(call, call.opt_sizes, [g.dtype for g in got])
     assert not any(describe_difference(want, i, g, "reference") for i, g in enumerate(got))
 
