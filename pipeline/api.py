@@ -19,24 +19,24 @@ from pipeline.settings import RUNTIME
 from pipeline.viewing.page import write_report
 
 
-def module(compiled: Compiled, executor: Executor | None, runtime: Mapping[str, object]) -> CompiledModule:
+def new_module(compiled: Compiled, executor: Executor | None, runtime_settings: Mapping[str, object]) -> CompiledModule:
     """Return a new module that runs the program, and that torch.compile and torch.export can trace."""
     if executor not in (known := (None, *get_args(Executor))):
         raise ValueError(f"executor must be one of {', '.join(map(repr, known))}, got {executor!r}")
-    if late := [name for name in runtime if name in compiled.settings.names() and name not in RUNTIME]:
+    if late := [name for name in runtime_settings if name in compiled.settings.names() and name not in RUNTIME]:
         raise TypeError(f"{', '.join(late)} can only be set when compiling; a module accepts {', '.join(RUNTIME)}")
-    made = ProgramModule(compiled, executor, compiled.settings.evolve(**runtime))
+    made = ProgramModule(compiled, executor, compiled.settings.evolve(**runtime_settings))
     made.entry = OperatorCall(made, compiled)
     return made
 
 
-def module_like(_: Compiled, model: M, compiled_module: CompiledModule) -> M:
+def copy_model_with_forward(_: Compiled, model: M, compiled_module: CompiledModule) -> M:
     """Return a copy of the model whose ``forward`` is the program's module."""
     return in_place_of(model, compiled_module)
 
 
-Compiled._new_module = module
-Compiled._module_like = module_like
+Compiled._new_module = new_module
+Compiled._module_like = copy_model_with_forward
 Compiled._profiled = measure_profile
 Compiled._write = save_in_format
 Compiled._write_page = write_report

@@ -61,7 +61,7 @@ class RefitMap(Mapping[str, Recipe]):
 
 @frozen
 class ConvertedNode:
-    """A node that runs in an engine."""
+    """A node that runs in an engine: the node's name, its operator, and the engine's name."""
 
     node: str
     target: str
@@ -70,10 +70,10 @@ class ConvertedNode:
 
 @frozen
 class Coverage:
-    """Operator coverage: the operators that run in engines, those that run in PyTorch with the reason (for all
-    optimization profiles or a single one), and those compiled by an alternative implementation because their engine did
-    not load or was wrong. ``unreached`` lists the converters and decompositions of the user that were not used although
-    the model calls their operator."""
+    """Which operators run in engines (``converted``), and which run in PyTorch, each with the reason (``fallback``).
+
+    ``healed`` lists the operators with an alternative implementation, because their engine did not load or was wrong;
+    ``unreached`` the user's converters and decompositions that were not used although the model has their operator."""
 
     converted: tuple[ConvertedNode, ...]
     fallback: tuple[Fallback, ...]

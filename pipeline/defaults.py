@@ -1,4 +1,4 @@
-"""``pipeline.default``, the pipeline of all stages; ``pipeline.compile`` and ``pipeline.bisect``, which use it."""
+"""``pipeline.default`` returns the pipeline of all stages; ``pipeline.compile`` and ``pipeline.bisect`` run it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def compile(
         TypeError, ValueError: an argument or a setting is invalid; the message says what is expected.
         PipelineError: the model cannot be captured, converted or built.
     """
-    _check_keywords(fields, compile)
+    _check_keyword_spelling(fields, compile)
     made: Any = default
     stages = made(settings, precision=precision, **fields)
     compiled: Compiled = stages(model, args, kwargs, dynamic_shapes, output_names=output_names, profiles=profiles)
@@ -136,8 +136,8 @@ def default(
         ValueError: a value out of range, an unknown precision, ``compute_capabilities`` that this TensorRT does not
             build for, or a decomposition that is enabled and disabled.
     """
-    _check_types(settings, registry, decompositions)
-    _check_keywords(fields, default)
+    _check_argument_types(settings, registry, decompositions)
+    _check_keyword_spelling(fields, default)
     settings = (settings or CompilationSettings()).evolve(**fields)
     if unknown := [c for c in settings.compute_capabilities if c not in CAPABILITIES.compute_capabilities]:
         known = ", ".join(CAPABILITIES.compute_capabilities)
@@ -189,7 +189,7 @@ def bisect(
     if type(limit) is not int or limit < 1:
         raise ValueError(f"limit must be a number of builds, at least 1, got {limit!r}")
     runs: Runs = executor or ("tensorrt" if has_gpu() else "reference")
-    compile = _stages_until_compiled(default() if compile is None else compile, engines=runs == "tensorrt")
+    compile = _stages_until_compiled(default() if compile is None else compile, build_engines=runs == "tensorrt")
     alone = isinstance(model, Compiled)
     compiled: Compiled = model if alone else compile(model, args, kwargs, dynamic_shapes)
     check_compilable(compiled.program)
@@ -199,26 +199,26 @@ def bisect(
     )
 
 
-def _stages_until_compiled(compile: Pipeline[Program, Any], *, engines: bool) -> Pipeline[Program, Any]:
-    """Return a pipeline's stages up to the one that returns `Compiled`; ``engines=False`` builds no engines."""
+def _stages_until_compiled(compile: Pipeline[Program, Any], *, build_engines: bool) -> Pipeline[Program, Any]:
+    """Return a pipeline's stages up to the one that returns `Compiled`; engines are built only if ``build_engines``."""
     if not isinstance(compile, Pipeline):
         raise TypeError(f"compile must be a pipeline, such as pipeline.default(), got {kind_of(compile)}")
     last = next((step.name for step in compile if step.gives is Compiled), None)
     compile = compile if last is None else compile.until(last)
     built = next((step.name for step in compile if step.gives is Built), None)
-    return compile if engines or built is None else compile.replace(built, unbuilt)
+    return compile if build_engines or built is None else compile.replace(built, unbuilt)
 
 
-def _check_keywords(fields: Mapping[str, object], function: Callable[..., object]) -> None:
-    """Raise a `TypeError` if a keyword is unknown but its spelling resembles an argument of the function."""
+def _check_keyword_spelling(keywords: Mapping[str, object], function: Callable[..., object]) -> None:
+    """Raise a `TypeError` if a keyword is no setting, but its spelling resembles an argument of the function."""
     arguments, known = [*inspect.signature(function).parameters][1:-1], CompilationSettings.names()
-    for name in fields:
+    for name in keywords:
         close = difflib.get_close_matches(name, (*arguments, *known), 1)
         if name not in (*known, *ELSEWHERE) and close and close[0] in arguments:
             raise TypeError(f"pipeline.{function.__name__} has no argument {name!r}; did you mean {close[0]!r}?")
 
 
-def _check_types(settings: object, registry: object, decompositions: object) -> None:
+def _check_argument_types(settings: object, registry: object, decompositions: object) -> None:
     if not isinstance(settings, CompilationSettings | None):
         if isinstance(settings, torch.nn.Module | torch.export.ExportedProgram) or is_script(settings):
             due = "pipeline.compile(model, args=(x,)), or pipeline.default()(model, args=(x,))"

@@ -97,21 +97,21 @@ class Backend:
         if "precision" in fields:
             stages = add_precision_stage(stages, fields.pop("precision"))
         stages = evolve(stages, settings=stages.settings.evolve(**fields))
-        if torch.is_grad_enabled() and any(map(_is_differentiated, example_inputs)):
-            self.warn("an input requires a gradient, which engines cannot compute (call it under torch.no_grad())")
+        if torch.is_grad_enabled() and any(map(_needs_gradient, example_inputs)):
+            self.count_and_warn("an input requires a gradient, which engines cannot compute (use torch.no_grad())")
             return graph_module.forward
         views = split_returned_views(graph_module)
         try:
             runner = _compile_runner(stages, self.executor, views.core, example_inputs)
         except NotCapturedError as refusal:
-            self.warn(str(refusal))
+            self.count_and_warn(str(refusal))
             suppress_repeated_warning(str(refusal))  # Dynamo then breaks the graph: the rest of it runs in PyTorch
             raise UnsupportedFakeTensorException(str(refusal)) from refusal.__cause__
         self.compiled += 1
         results: Argument = views.results
         return runner if results is None else lambda *args: results(*args, *runner(*args))
 
-    def warn(self, reason: str) -> None:
+    def count_and_warn(self, reason: str) -> None:
         """Count a graph that runs in PyTorch, and log the reason when it is new."""
         self.refused[reason] += 1
         if self.refused[reason] == 1:
@@ -123,11 +123,11 @@ class Backend:
         return "\n".join([f"{self.compiled} graphs compiled, {self.refused.total()} in PyTorch", *rows])
 
 
-def _is_differentiated(value: object) -> bool:
+def _needs_gradient(graph_input: object) -> bool:
     """Return whether a graph input needs a gradient: a leaf tensor with ``requires_grad`` that is no parameter."""
-    if not isinstance(value, torch.Tensor) or isinstance(value, torch.nn.Parameter):
+    if not isinstance(graph_input, torch.Tensor) or isinstance(graph_input, torch.nn.Parameter):
         return False
-    return value.requires_grad and value.is_leaf
+    return graph_input.requires_grad and graph_input.is_leaf
 
 
 MODES: Final[Mapping[str, Mapping[str, object]]] = {
@@ -172,14 +172,13 @@ def _compile_runner(
     at = {node: i for i, node in enumerate(nodes)}
     places = {n.name: at[n] for n in graph.weights}, [at[n] for n in graph.inputs]
     runner = _Runner(made, *places, executor, graph_module.forward, written_inputs(program))
-    runner.load(example_inputs)
+    runner.create_module(example_inputs)
     return runner
 
 
 @define(eq=False)
 class _Runner:
-    """A compiled graph as the callable that Dynamo receives. If a call passes changed weights, the graph is refitted
-    first.
+    """A compiled graph as the callable that Dynamo receives. A call with changed weights refits the graph first.
 
     weights, inputs: the indices of weights and of other inputs among the arguments that Dynamo passes.
     calls: Dynamo's graph in PyTorch. It runs a call if a mutated input (``written``) shares memory with another input.
@@ -199,11 +198,11 @@ class _Runner:
     watched: Sequence[tuple[torch.Tensor, DataWrites]] = ()
     counts: Sequence[tuple[int, object]] = ()
 
-    def load(self, args: Sequence[Argument]) -> None:
+    def create_module(self, args: Sequence[Argument]) -> None:
         """Create a module for the compiled program, and record the versions of its weights."""
         self.held = [args[i] for i in self.weights.values()]
         self.watched = [(weight, watch_data_writes(weight)) for weight in self.held if not weight.is_inference()]
-        self.counts = self.count_writes()
+        self.counts = self.count_writes_per_weight()
         self.module = self.compiled.module(self.executor)
 
     def __call__(self, *args: Argument) -> Any:
@@ -211,18 +210,18 @@ class _Runner:
         given = [args[i] for i in self.inputs]
         if self.written and find_overlap(self.written, [*given, *now]):
             return self.calls(*args)
-        if not all(map(is_, now, self.held)) or self.count_writes() != self.counts:
+        if not all(map(is_, now, self.held)) or self.count_writes_per_weight() != self.counts:
             self.compiled = refit_module_weights(self.compiled, dict(zip(self.weights, now, strict=True)))
-            self.load(args)
+            self.create_module(args)
         with torch.no_grad() if self.written else nullcontext():  # the graph has its own, around what it writes
             return self.module(*given)
 
-    def count_writes(self) -> list[tuple[int, object]]:
+    def count_writes_per_weight(self) -> list[tuple[int, object]]:
         """Return the number of writes to each weight, by torch's version counter and through ``.data``."""
         return [(weight._version, data.count) for weight, data in self.watched]
 
 
-def _is_weight(node: Node, value: object) -> bool:
+def _is_weight(placeholder: Node, value: object) -> bool:
     """Return whether an argument is a parameter or buffer, judged by its name: inputs may have fixed addresses, too."""
-    fixed = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
-    return isinstance(value, torch.nn.Parameter) or (fixed and "buffers_" in node.name)
+    fixed = "_dynamo_static_input_type" in (placeholder.meta.get("tensor_dict") or {})
+    return isinstance(value, torch.nn.Parameter) or (fixed and "buffers_" in placeholder.name)

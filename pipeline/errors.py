@@ -94,7 +94,7 @@ class PipelineError(RuntimeError):
         self.message, self.hint = message, hint
 
     def __str__(self) -> str:
-        return _message(self.message, "", self.hint or self.advice)
+        return _format_message(self.message, "", self.hint or self.advice)
 
 
 class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's name for it
@@ -110,7 +110,7 @@ class UnsupportedOperatorException(PipelineError):  # noqa: N818 - the field's n
 
     def __str__(self) -> str:
         nodes = (_indent(str(fallback)) for fallback in self.fallbacks)
-        return _message("\n".join([self.message, *nodes]), "", self.advice)
+        return _format_message("\n".join([self.message, *nodes]), "", self.advice)
 
 
 class ConversionError(PipelineError):
@@ -126,7 +126,7 @@ class ConversionError(PipelineError):
         own = self.message.startswith("the converter returned")
         other = "correct the converter" if own else "give it a converter of your own"
         hint = f'run it in PyTorch (torch_executed_ops={{"{self.target}"}}), or {other}'
-        return _message(what, self.message, hint)
+        return _format_message(what, self.message, hint)
 
 
 class BuildError(PipelineError):
@@ -190,7 +190,7 @@ class DtypeError(PipelineError, TypeError):
 
 
 class RefitError(PipelineError):
-    """Weights that could not be refitted: `weights` maps each name to its reason."""
+    """Some weights could not be refitted: `weights` maps the name of each to the reason."""
 
     advice = "compile with immutable_weights=False for refittable engines, or compile the new model"
 
@@ -202,7 +202,7 @@ class RefitError(PipelineError):
 
     def __str__(self) -> str:
         rows = "\n".join(f"{name}: {reason}" for name, reason in self.weights.items())
-        return _message(self.message, rows, self.hint or self.advice)
+        return _format_message(self.message, rows, self.hint or self.advice)
 
 
 class AgreementError(PipelineError):
@@ -215,7 +215,7 @@ class AgreementError(PipelineError):
 
     def __init__(self, agreement: Any, hint: str = "") -> None:
         is_captured_otherwise = agreement.differences and agreement.differences == agreement.failures
-        super().__init__(_describe_errors(agreement), hint or (CAPTURED_OTHERWISE if is_captured_otherwise else ""))
+        super().__init__(_list_wrong_outputs(agreement), hint or (CAPTURED_OTHERWISE if is_captured_otherwise else ""))
         self.agreement = agreement
         self.args = (agreement, hint)
 
@@ -236,7 +236,7 @@ class UnreachedWarning(UserWarning):
 
 
 class VersionWarning(UserWarning):
-    """The tests did not run with the installed release of TensorRT-RTX or torch."""
+    """This package was not tested with the installed release of TensorRT-RTX or torch."""
 
 
 class CoverageWarning(UserWarning):
@@ -270,7 +270,7 @@ for _kind in [each for each in vars().values() if isinstance(each, type)]:
         _kind.__module__ = "pipeline"  # where users import it from
 
 
-def _describe_errors(agreement: Any) -> str:
+def _list_wrong_outputs(agreement: Any) -> str:
     """Return the text of an error that lists the wrong outputs, with their sizes and errors."""
     if not agreement.failures:
         skipped = "; ".join(f"{sample}: {why}" for sample, why in agreement.skipped.items())
@@ -297,13 +297,13 @@ def source_line(node: torch.fx.Node) -> str:
 
 def source_line_in(meta: Mapping[str, Any]) -> str:
     """Return the user's source line that created a node, given the node's ``meta``; empty if unknown."""
-    return _user_line(meta.get("stack_trace") or "")
+    return _innermost_user_line(meta.get("stack_trace") or "")
 
 
 @lru_cache(256)
-def _user_line(trace: str) -> str:
+def _innermost_user_line(stack_trace: str) -> str:
     """Return the user's innermost line in a stack trace; cached, since the nodes of one call share their trace."""
-    frames = list(_FRAME.finditer(trace))
+    frames = list(_FRAME.finditer(stack_trace))
     if not frames:
         return ""
     frame = next((f for f in reversed(frames) if not f["file"].startswith((package_folder("torch"), "<"))), frames[-1])
@@ -338,14 +338,14 @@ def error_text(error: BaseException) -> str:
     return words if words and isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}".rstrip(": ")
 
 
-def raise_location(error: BaseException) -> str:
+def where_raised(error: BaseException) -> str:
     """Return the file and line that raised an exception: the innermost frame outside torch: `model.py, line 41`."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(package_folder("torch"))] or list(frames)
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
-def _message(what: str, why: str, hint: str) -> str:
+def _format_message(what: str, why: str, hint: str) -> str:
     lines = [what, _indent(why, 4), f"  hint: {hint}" if hint else ""]
     return "\n".join(line for line in lines if line)
 
@@ -354,5 +354,5 @@ def _indent(text: str, columns: int = 2) -> str:
     return "\n".join(" " * columns + line for line in text.splitlines())
 
 
-def _in_brackets(where: str) -> str:
-    return f" ({where})" if where else ""
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""

@@ -28,7 +28,7 @@ class FrozenDict(Mapping[K, V], Generic[K, V]):
         return len(self._items)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{type(self).__name__} is immutable")
+        raise AttributeError(f"{type(self).__name__} is immutable: {name} cannot be set")
 
     def __repr__(self) -> str:
         return repr(self._items)

@@ -22,43 +22,44 @@ _GRAMMAR = (
 )
 
 
-def _to_shape(value: object) -> object:
+def _to_shape(sizes: object) -> object:
     """Convert a shape's integers of any type, such as NumPy's, to Python ints."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(sizes, torch.Tensor):
         raise TypeError("Input: shape must be a sequence of sizes, got a tensor: use pipeline.Input.from_tensor(x)")
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
-        return value
-    return tuple(index(size) if hasattr(size, "__index__") and not isinstance(size, bool) else size for size in value)
+    if not isinstance(sizes, Iterable) or isinstance(sizes, str | bytes):
+        return sizes
+    return tuple(index(size) if hasattr(size, "__index__") and not isinstance(size, bool) else size for size in sizes)
 
 
-def _to_profiles(value: Any) -> Any:
+def _to_profiles(shapes: Any) -> Any:
     """Convert profiles to tuples of three shapes each."""
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
-        raise TypeError(f"Input: profiles must be a list of (min_shape, opt_shape, max_shape), got {value!r}")
-    rows = tuple(tuple(map(_to_shape, row)) if isinstance(row, Iterable) else row for row in value)
+    if not isinstance(shapes, Iterable) or isinstance(shapes, str | bytes):
+        raise TypeError(f"Input: profiles must be a list of (min_shape, opt_shape, max_shape), got {shapes!r}")
+    rows = tuple(tuple(map(_to_shape, row)) if isinstance(row, Iterable) else row for row in shapes)
     if odd := [row for row in rows if not isinstance(row, tuple) or len(row) != 3]:
         raise TypeError(f"Input: each profile must be (min_shape, opt_shape, max_shape), got {odd[0]!r}")
     return rows
 
 
-def _to_device(value: object) -> torch.device | None:
+def _to_device(device: object) -> torch.device | None:
     """Convert a device or its name to a ``torch.device``."""
-    if value is None or isinstance(value, torch.device):
-        return value
-    if not isinstance(value, str):
-        raise TypeError(f"Input: device must be a torch.device or its name, got {value!r}")
+    if device is None or isinstance(device, torch.device):
+        return device
+    if not isinstance(device, str):
+        raise TypeError(f"Input: device must be a torch.device or its name, got {device!r}")
     try:
-        return torch.device(value)
+        return torch.device(device)
     except RuntimeError:
-        raise ValueError(f"Input: device must be a torch.device or a name (cuda, cuda:1, cpu), got {value!r}") from None
+        known = "a torch.device or a name (cuda, cuda:1, cpu)"
+        raise ValueError(f"Input: device must be {known}, got {device!r}") from None
 
 
-def _check_sizes(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
-    if value is None:
+def _check_shape(_: object, field: "attrs.Attribute[Any]", shape: object) -> None:
+    if shape is None:
         return
-    if not isinstance(value, tuple):
-        raise TypeError(f"Input: {field.name} must be a sequence of sizes, got {value!r}")
-    for dim, size in enumerate(value):
+    if not isinstance(shape, tuple):
+        raise TypeError(f"Input: {field.name} must be a sequence of sizes, got {shape!r}")
+    for dim, size in enumerate(shape):
         if isinstance(size, bool) or not isinstance(size, int):
             ranged = "" if isinstance(size, float) else "; for a dynamic size, pass min_shape and max_shape"
             raise TypeError(f"Input: {field.name}[{dim}] must be an integer, got {size!r}{ranged}")
@@ -70,7 +71,7 @@ MOST = 1 << 16
 """The maximum number of elements of a `Constant`."""
 
 
-def _to_tensor(value: object) -> torch.Tensor:
+def _copy_as_tensor(value: object) -> torch.Tensor:
     """Return a copy of a tensor, or a new tensor made of numbers in lists."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
@@ -82,12 +83,12 @@ def _to_tensor(value: object) -> torch.Tensor:
         raise type(error)(f"Constant: value must be a tensor, or numbers in lists of equal lengths: {error}") from None
 
 
-def _replacement_field(name: str) -> str:
+def _field_advice(unknown_name: str) -> str:
     """Return the advice for an error: what to use in place of a field name that `Input` does not have."""
     known = ("shape", "min_shape", "opt_shape", "max_shape", "profiles", "dtype", "name", "device")
-    if name in ("format", "memory_format", "tensor_domain", "torch_tensor", "shape_mode"):
+    if unknown_name in ("format", "memory_format", "tensor_domain", "torch_tensor", "shape_mode"):
         return "programs take inputs of any strides and values, and Input.from_tensor(x) describes a tensor"
-    return did_you_mean(name, known, "") or f"it has {', '.join(known)}"
+    return did_you_mean(unknown_name, known, "") or f"it has {', '.join(known)}"
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -103,11 +104,12 @@ class Constant:
     Any other value raises a `TypeError` or `ValueError`.
     """
 
-    value: torch.Tensor = field(converter=_to_tensor)
+    value: torch.Tensor = field(converter=_copy_as_tensor)
 
     def __attrs_post_init__(self) -> None:
         if self.value.layout != torch.strided or self.value.is_meta or self.value.is_quantized:
-            raise TypeError("Constant: value must be a dense tensor: not sparse, quantized or on the meta device")
+            shown = f"{self.value.layout}, {self.value.dtype} on {self.value.device}"
+            raise TypeError(f"Constant: value must be a dense tensor, not quantized or on the meta device, got {shown}")
         if self.value.numel() > MOST:
             count = self.value.numel()
             raise ValueError(f"Constant: value has {count} elements, more than {MOST}; make it a buffer of the model")
@@ -137,7 +139,7 @@ def unwrap_constant(value: object) -> object:
 
 
 @refuse_assignment("make another")
-@check_field_names(_replacement_field, "Input(shape, dtype=…) takes one shape, as (4, 8), and the other fields by name")
+@check_field_names(_field_advice, "Input(shape, dtype=…) takes one shape, as (4, 8), and the other fields by name")
 @attrs.frozen
 class Input:
     """One input of a model: a dtype, and either one `shape` or the range from `min_shape` to `max_shape`.
@@ -155,10 +157,10 @@ class Input:
     Any other value raises a `TypeError` or `ValueError` that names the field and the dimension.
     """
 
-    shape: tuple[int, ...] | None = field(default=None, converter=_to_shape, validator=_check_sizes)
-    min_shape: tuple[int, ...] | None = field(default=None, kw_only=True, converter=_to_shape, validator=_check_sizes)
-    opt_shape: tuple[int, ...] | None = field(default=None, kw_only=True, converter=_to_shape, validator=_check_sizes)
-    max_shape: tuple[int, ...] | None = field(default=None, kw_only=True, converter=_to_shape, validator=_check_sizes)
+    shape: tuple[int, ...] | None = field(default=None, converter=_to_shape, validator=_check_shape)
+    min_shape: tuple[int, ...] | None = field(default=None, kw_only=True, converter=_to_shape, validator=_check_shape)
+    opt_shape: tuple[int, ...] | None = field(default=None, kw_only=True, converter=_to_shape, validator=_check_shape)
+    max_shape: tuple[int, ...] | None = field(default=None, kw_only=True, converter=_to_shape, validator=_check_shape)
     profiles: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...] = field(
         default=(), kw_only=True, converter=_to_profiles
     )
@@ -174,23 +176,23 @@ class Input:
         if self.name is not None and not (isinstance(self.name, str) and self.name.isidentifier()):
             raise ValueError(f"Input: name must be a Python identifier, got {self.name!r}")
         if self.profiles:
-            self._span_profiles()
+            self._set_range_from_profiles()
         ranged = (self.min_shape, self.opt_shape, self.max_shape)
         if self.shape is not None and ranged != (None, None, None):
-            raise ValueError("Input: give either shape, or min_shape, opt_shape and max_shape, not both")
+            raise ValueError("Input: got shape and a range: give either shape, or min_shape and max_shape, not both")
         if self.shape is None and (self.min_shape is None or self.max_shape is None):
             missing = "shape, or min_shape and max_shape" if ranged == (None, None, None) else "min_shape and max_shape"
             raise ValueError(f"Input: {missing} must be given; for a static shape, write Input(shape=…)")
-        _check_order("min_shape", self.min_shape, "max_shape", self.max_shape)
+        _check_shapes_ascend("min_shape", self.min_shape, "max_shape", self.max_shape)
         if self.opt_shape is None:
             object.__setattr__(self, "opt_shape", self.max_shape)
-        _check_order("min_shape", self.min_shape, "opt_shape", self.opt_shape)
-        _check_order("opt_shape", self.opt_shape, "max_shape", self.max_shape)
+        _check_shapes_ascend("min_shape", self.min_shape, "opt_shape", self.opt_shape)
+        _check_shapes_ascend("opt_shape", self.opt_shape, "max_shape", self.max_shape)
 
-    def _span_profiles(self) -> None:
+    def _set_range_from_profiles(self) -> None:
         """Check the profiles, and set the input's range to their union."""
         if (self.shape, self.min_shape, self.opt_shape, self.max_shape) != (None,) * 4:
-            raise ValueError("Input: give either profiles, or shape, min_shape, opt_shape and max_shape, not both")
+            raise ValueError("Input: got profiles and other shapes: give profiles alone, since they define all shapes")
         each = [Input(min_shape=low, opt_shape=opt, max_shape=high) for low, opt, high in self.profiles]
         if len({len(one.ranges) for one in each}) > 1:
             raise ValueError("Input: profiles have different ranks; give all shapes the same number of dimensions")
@@ -248,7 +250,7 @@ class Input:
             raise ValueError(f"{text!r} does not describe an input; {_GRAMMAR}")
         name, dims, dtype, device = match.groups()
         try:
-            low, opt, high = zip(*map(_parse_dim, dims.split("x")), strict=True) if dims != "()" else ((), (), ())
+            low, opt, high = zip(*map(_parse_range, dims.split("x")), strict=True) if dims != "()" else ((), (), ())
             kind = _parse_dtype(dtype) if dtype is not None else torch.float32
             fields: dict[str, Any] = {"dtype": kind, "name": name, "device": device}
             if low == high:
@@ -267,13 +269,15 @@ class Input:
 
     def __str__(self) -> str:
         """Return the input as text in the syntax that `parse` reads."""
-        dims = "x".join(_format_dim(*sizes) for sizes in self.ranges) or "()"
+        dims = "x".join(_format_range(*sizes) for sizes in self.ranges) or "()"
         name, device = (f"{self.name}=" if self.name else ""), (f"@{self.device}" if self.device else "")
         return f"{name}{dims}:{str(self.dtype).removeprefix('torch.')}{device}"
 
 
-def _check_order(low_name: str, low: tuple[int, ...] | None, high_name: str, high: tuple[int, ...] | None) -> None:
-    low, high = low or (), high or ()
+def _check_shapes_ascend(
+    low_name: str, low_shape: tuple[int, ...] | None, high_name: str, high_shape: tuple[int, ...] | None
+) -> None:
+    low, high = low_shape or (), high_shape or ()
     if len(low) != len(high):
         raise ValueError(f"Input: {low_name} has rank {len(low)} and {high_name} rank {len(high)}; they must be equal")
     for dim, (a, b) in enumerate(zip(low, high, strict=True)):
@@ -281,7 +285,7 @@ def _check_order(low_name: str, low: tuple[int, ...] | None, high_name: str, hig
             raise ValueError(f"Input: in dim {dim}, {low_name} is {a} and {high_name} {b}; need min <= opt <= max")
 
 
-def _parse_dim(text: str) -> tuple[int, int, int]:
+def _parse_range(text: str) -> tuple[int, int, int]:
     if not _DIM.fullmatch(text):
         raise ValueError(f"{text!r} is not a size; {_GRAMMAR}")
     sizes = [int(size) for size in text.split("..")]
@@ -296,7 +300,7 @@ def _parse_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _format_dim(low: int, opt: int, high: int) -> str:
+def _format_range(low: int, opt: int, high: int) -> str:
     if low == high:
         return str(low)
     return f"{low}..{high}" if opt == high else f"{low}..{opt}..{high}"

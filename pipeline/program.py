@@ -68,26 +68,26 @@ class Port:
         """Return whether the value is a Python number that depends on sizes."""
         return self.kind in ("symint", "symfloat")
 
-    def nbytes(self, size: Callable[[Range], int]) -> int:
-        """Return the size of a tensor in bytes; ``size`` chooses a value for each dim from the dim's range."""
+    def nbytes(self, choose_size: Callable[[Range], int]) -> int:
+        """Return the size of a tensor in bytes; ``choose_size`` picks the size of each dim from the dim's range."""
         if self.kind != "tensor" or self.dtype is None:
             return 0
-        return self.dtype.itemsize * math.prod(map(size, self.ranges))
+        return self.dtype.itemsize * math.prod(map(choose_size, self.ranges))
 
     text = __str__ = port_text
 
 
-def make_port(name: str, value: object, symbols: Symbols) -> Port:
+def make_port(name: str, graph_value: object, symbols: Symbols) -> Port:
     """Return the port for a graph value: a fake tensor, a symbolic int, or a constant."""
-    if isinstance(value, torch.Tensor):
-        shape = shape_of(value)
-        return Port(name, value.dtype, shape, tuple(bounds(d, symbols) for d in shape), layout=value.layout)
-    if isinstance(value, torch.SymInt):
-        expr = expression(value)
+    if isinstance(graph_value, torch.Tensor):
+        shape = shape_of(graph_value)
+        return Port(name, graph_value.dtype, shape, tuple(bounds(d, symbols) for d in shape), layout=graph_value.layout)
+    if isinstance(graph_value, torch.SymInt):
+        expr = expression(graph_value)
         return Port(name, torch.int64, (), (bounds(expr, symbols),), "symint", expr)
-    if isinstance(value, torch.SymFloat):
-        return Port(name, torch.float32, kind="symfloat", value=as_expr(value))
-    return Port(name, kind="constant", value=value)
+    if isinstance(graph_value, torch.SymFloat):
+        return Port(name, torch.float32, kind="symfloat", value=as_expr(graph_value))
+    return Port(name, kind="constant", value=graph_value)
 
 
 @frozen
@@ -165,8 +165,8 @@ class Program(SavedFields):
         """Return this program with another graph over the same parameters and modules, and with these field changes."""
         return evolve(self, graph_module=graph_module(self.graph_module, graph), **changes)
 
-    def as_source(self) -> Program:
-        """Return this program, without weights, as the ``source`` of programs that are derived from it."""
+    def without_weights(self) -> Program:
+        """Return this program without weights, to be the ``source`` of programs that are derived from it."""
         return evolve(self, parameters=FrozenDict(), examples=FrozenDict(), source=None)
 
     def __str__(self) -> str:
@@ -191,13 +191,13 @@ def rename_outputs(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Ou
     return tuple(evolve(o, value=getattr(v, "name", v), constant=not isinstance(v, torch.fx.Node)) for o, v in nodes)
 
 
-def describe_value(value: object) -> str:
+def describe_value(graph_value: object) -> str:
     """Return a graph value's dtype and shape as text: ``float32[s0, 3]``."""
-    if isinstance(value, (torch.Tensor, TensorType)):
-        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape_of(value)))}]"
-    if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(describe_value, value))})"
-    return str(value)
+    if isinstance(graph_value, (torch.Tensor, TensorType)):
+        return f"{str(graph_value.dtype).removeprefix('torch.')}[{', '.join(map(str, shape_of(graph_value)))}]"
+    if isinstance(graph_value, (list, tuple)):
+        return f"({', '.join(map(describe_value, graph_value))})"
+    return str(graph_value)
 
 
 READS_DATA = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
@@ -270,9 +270,9 @@ class Segment:
         when = "" if self.profile is None else f" in profile {self.profile}"
         return f"{self.kind} {self.name}{when}: {len(self.nodes)} nodes {ports}\n  " + "\n  ".join(self.nodes)
 
-    def runs_in(self, profile: int | None) -> bool:
-        """Return whether the segment runs in calls that fit this profile."""
-        return self.profile is None or self.profile == profile
+    def runs_in(self, profile_index: int | None) -> bool:
+        """Return whether the segment runs in calls of this profile; None: whether it runs in calls of every profile."""
+        return self.profile is None or self.profile == profile_index
 
 
 @frozen
@@ -380,7 +380,7 @@ class Converted:
 
 @frozen
 class Built:
-    """Serialized engines, and the descriptions that they were built from; the networks themselves are freed."""
+    """Serialized engines, and the frozen descriptions of their networks; TensorRT's own networks are freed."""
 
     partitioned: Partitioned
     networks: tuple[Network, ...]

@@ -14,11 +14,11 @@ from pipeline.records.wording import check_field_names, did_you_mean, one_of, re
 from pipeline.settings_migration import ELSEWHERE
 
 
-def _sort_capabilities(value: object) -> tuple[str, ...]:
+def _sort_capabilities(capabilities: object) -> tuple[str, ...]:
     """Sort compute capabilities numerically and remove duplicates, so that settings for the same GPUs compare equal."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f'compute_capabilities must be a collection such as ("8.6", "12.0"), got {value!r}')
-    given = list(value)
+    if isinstance(capabilities, str | bytes) or not isinstance(capabilities, Iterable):
+        raise TypeError(f'compute_capabilities must be a collection such as ("8.6", "12.0"), got {capabilities!r}')
+    given = list(capabilities)
     for item in given:
         if not isinstance(item, str):
             raise TypeError(f'compute_capabilities: {item!r} is not a string such as "8.6"')
@@ -27,11 +27,11 @@ def _sort_capabilities(value: object) -> tuple[str, ...]:
     return tuple(sorted(set(given), key=lambda capability: tuple(map(int, capability.split(".")))))
 
 
-def _to_device_type(value: object) -> str | None:
+def _to_device_type(device: object) -> str | None:
     """Convert a device to its type, such as ``"cuda"``; refuse an index, since the device may not exist elsewhere."""
-    name = str(value) if isinstance(value, torch.device) else value
+    name = str(device) if isinstance(device, torch.device) else device
     if not isinstance(name, str | None):
-        raise TypeError(f"device must be 'cuda', 'cpu' or None, got {value!r}")
+        raise TypeError(f"device must be 'cuda', 'cpu' or None, got {device!r}")
     if name not in (None, "cuda", "cpu"):
         raise ValueError(f"device must be 'cuda', 'cpu' or None, got {name!r}; engines run on the current CUDA device")
     return name
@@ -60,19 +60,19 @@ def _integer_validator(least: int, most: float = math.inf, *, optional: bool = T
     return check
 
 
-def _to_patterns(value: object) -> tuple[str, ...]:
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f'refittable_weights must be a collection such as ("layers.0.*",), got {value!r}')
-    given = sorted({*value})
+def _parse_weight_patterns(patterns: object) -> tuple[str, ...]:
+    if isinstance(patterns, str | bytes) or not isinstance(patterns, Iterable):
+        raise TypeError(f'refittable_weights must be a collection such as ("layers.0.*",), got {patterns!r}')
+    given = sorted({*patterns})
     if wrong := [item for item in given if not isinstance(item, str)]:
         raise TypeError(f"refittable_weights: {wrong[0]!r} is not a str: expected names or patterns of parameters")
     return tuple(given)
 
 
-def _to_path(value: object) -> str | None:
-    if value is None or isinstance(value, str | os.PathLike):
-        return None if value is None else os.fspath(value)
-    raise TypeError(f"engine_cache_dir must be a folder, an fsspec URL or None, got {value!r}")
+def _to_path(path: object) -> str | None:
+    if path is None or isinstance(path, str | os.PathLike):
+        return None if path is None else os.fspath(path)
+    raise TypeError(f"engine_cache_dir must be a folder, an fsspec URL or None, got {path!r}")
 
 
 def _to_path_or_flag(value: object) -> bool | str:
@@ -107,15 +107,15 @@ ENGINE = (
 Other settings affect an engine only through its network, or not at all."""
 
 
-def replacement_hint(name: str) -> str:
-    """Return the advice for an error: what to use in place of an unknown setting."""
+def hint_for_unknown_setting(name: str) -> str:
+    """Return the advice for an error: what to use in place of this setting, which does not exist."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     return did_you_mean(name, CompilationSettings.names(), "") or "pipeline.CompilationSettings documents each"
 
 
 @refuse_assignment("settings.evolve(name=value) returns a changed copy")
-@check_field_names(replacement_hint, "settings are given by name, as min_block_size=1")
+@check_field_names(hint_for_unknown_setting, "settings are given by name, as min_block_size=1")
 @attrs.frozen(kw_only=True, repr=False)
 class CompilationSettings:
     """Compilation settings: immutable and hashable. `evolve` returns a changed copy; `repr` shows changed fields.
@@ -186,8 +186,7 @@ class CompilationSettings:
         False, the first call fails instead. Default True.
     progress: show progress bars of the stages on stderr while a model is compiled, and remove them at the end. None:
         only if stderr is a terminal. No bars are shown if a `pipeline.Ledger` is among the observers. Default None.
-    cache_built_engines: save engines in the engine cache for other compilations and processes. Default
-        False.
+    cache_built_engines: save engines in the engine cache for other compilations and processes. Default False.
     reuse_cached_engines: load engines from the engine cache, if it has them, instead of building them. Default False.
     engine_cache_dir: the folder of the engine cache, or an fsspec URL (`"s3://bucket/engines"`) of a folder that
         several machines share; None for `engines` in the user's cache folder (`PIPELINE_CACHE` names another). Default
@@ -236,7 +235,7 @@ class CompilationSettings:
     torch_executed_ops: frozenset[TorchExecuted] = attrs.field(default=frozenset(), converter=executed_entries)
     assume_dynamic_shape_support: bool = attrs.field(default=False, validator=_check_boolean)
     immutable_weights: bool = attrs.field(default=True, validator=_check_boolean)
-    refittable_weights: tuple[str, ...] = attrs.field(default=(), converter=_to_patterns)
+    refittable_weights: tuple[str, ...] = attrs.field(default=(), converter=_parse_weight_patterns)
     refit_identical_engine_weights: bool = attrs.field(default=False, validator=_check_boolean)
     strip_engine_weights: bool = attrs.field(default=False, validator=_check_boolean)
     version_compatible: bool = attrs.field(default=False, validator=_check_boolean)
@@ -273,7 +272,7 @@ class CompilationSettings:
     def evolve(self, **fields: Any) -> Self:
         """Return a validated copy with these fields changed; raise a `TypeError` for an unknown field."""
         if unknown := [name for name in fields if name not in self.names()]:
-            raise TypeError(f"{unknown[0]!r} is not a compilation setting; {replacement_hint(unknown[0])}")
+            raise TypeError(f"{unknown[0]!r} is not a compilation setting; {hint_for_unknown_setting(unknown[0])}")
         return attrs.evolve(self, **fields)
 
     def __getattr__(self, name: str) -> object:
@@ -302,8 +301,8 @@ class CompilationSettings:
     def changed(self) -> dict[str, str]:
         """Return the settings that differ from the default: a mapping from the setting's name to its value as text."""
         values = {f.name: getattr(self, f.name) for f in attrs.fields(type(self)) if getattr(self, f.name) != f.default}
-        return {name: _format_value(value) for name, value in values.items()}
+        return {name: _format_setting(value) for name, value in values.items()}
 
 
-def _format_value(value: object) -> str:
+def _format_setting(value: object) -> str:
     return f"{{{', '.join(sorted(map(entry_name, value)))}}}" if isinstance(value, frozenset) else repr(value)

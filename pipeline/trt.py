@@ -292,7 +292,7 @@ class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
         """Return the errors that TensorRT logged since a `position` in the log, except reports of a missing GPU."""
         return tuple(m.text for m in self.messages[position:] if "ERROR" in m.severity and not m.is_noise)
 
-    def messages_since(self, position: int) -> str:
+    def error_text_since(self, position: int) -> str:
         """Return TensorRT's errors since a `position` in the log on one line, or a text that there are none."""
         return "; ".join(self.errors_since(position)) or "TensorRT gave no reason"
 

@@ -271,7 +271,7 @@ class Loader:
         except MissingOperatorError:
             return None
         fields = {name: getattr(kept, name) for name in ("inputs", "outputs", "constants", "buffers")}
-        return evolve(program.as_source(), graph_module=module, **fields)
+        return evolve(program.without_weights(), graph_module=module, **fields)
 
     def graph_module(self) -> torch.fx.GraphModule:
         """Build one graph from the nodes of all entries, in the order of the manifest."""

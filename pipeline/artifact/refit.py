@@ -26,7 +26,7 @@ from pipeline.errors import RefitError
 from pipeline.frozen import FrozenDict
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned, Program, tensor_version
-from pipeline.recipes import Recipe, buffer_numbers
+from pipeline.recipes import Recipe, named_buffer_numbers
 from pipeline.records.wording import kind_of
 from pipeline.runtime.engine_refit import refit
 from pipeline.runtime.snapshot import find_present
@@ -193,7 +193,7 @@ def _unfit_weights(new_weights: Mapping[str, torch.Tensor], program: Program) ->
     pairs = ((name, tensor, program.parameters.get(name)) for name, tensor in new_weights.items())
     found |= {name: why for name, new, old in pairs if old is not None and (why := _mismatch(new, old))}
     read = {place.partition("[")[0] for place in program.numbers} & (new_weights.keys() - found.keys())
-    new = {place: number for name in read for place, number in buffer_numbers(name, new_weights[name])}
+    new = {place: number for name in read for place, number in named_buffer_numbers(name, new_weights[name])}
     return found | {
         place: f"it is {new[place]}, and the model's code read {number} during capture: compile again"
         for place, number in program.numbers.items()

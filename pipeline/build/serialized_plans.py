@@ -115,13 +115,13 @@ def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor:
     ):
         mark = handle.log.position()
         while not (built := _write_plan(handle, _builder_config(handle.builder, order, names, monitor), plan)):
-            if not _rename_duplicate(handle, names, handle.log.messages_since(mark)):
+            if not _rename_duplicate(handle, names, handle.log.error_text_since(mark)):
                 break
             mark = handle.log.position()
         plan.file.flush()
     return_free_memory()
     if not built:
-        raise build_error(order, handle.log.messages_since(mark))
+        raise build_error(order, handle.log.error_text_since(mark))
     return Plan(plan.sha256.hexdigest(), LIBRARY, FrozenDict(names))
 
 

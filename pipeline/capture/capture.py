@@ -25,7 +25,7 @@ from pipeline.distributed.sharded import use_local_tensors
 from pipeline.export_fixes import ExportNotes, export, interruptible, open_onnx_model, patch_for_device, signature_of
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
-from pipeline.recipes import buffer_numbers
+from pipeline.recipes import named_buffer_numbers
 from pipeline.runtime.autocast_context import without_autocast
 from pipeline.settings import CompilationSettings
 
@@ -90,5 +90,5 @@ def capture(
 def _add_values_of_read_buffers(program: Program, notes: ExportNotes) -> Program:
     """Return the program with the values of the buffers that Python read: its graph is valid for these values only."""
     read = ((name, program.parameters[name]) for name in sorted(notes.reads & program.parameters.keys()))
-    numbers = {place: number for name, buffer in read for place, number in buffer_numbers(name, buffer)}
+    numbers = {place: number for name, buffer in read for place, number in named_buffer_numbers(name, buffer)}
     return evolve(program, numbers=FrozenDict(numbers))

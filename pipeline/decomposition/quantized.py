@@ -65,7 +65,7 @@ def eager_source(program: Program, normalized: Program) -> Program:
             if _is_unread_call(node):
                 graph.erase_node(node)
         program = program.with_graph(graph)
-    return program.as_source()
+    return program.without_weights()
 
 
 def _is_unread_call(node: Node) -> bool:

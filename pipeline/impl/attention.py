@@ -76,7 +76,7 @@ def _add_layer(
     mark = net.ctx.log.position()
     layer = net.ctx.net.add_attention(query, key, value, norm, causal)
     if layer is None:
-        raise NetworkError(f"TensorRT refused the attention layer ({net.ctx.log.messages_since(mark)})")
+        raise NetworkError(f"TensorRT refused the attention layer ({net.ctx.log.error_text_since(mark)})")
     layer.name = net.ctx.make_unique_name(f"{net.name}:attention")
     if mask is not None:
         layer.mask = mask

@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.network.description import Weight
 from pipeline.network.handle import low_bit_weights
 from pipeline.network.marks import Marks
-from pipeline.recipes import narrow_dtype
+from pipeline.recipes import narrow_float64
 from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Shape, Symbols, is_on_host, shape_of
@@ -137,7 +137,7 @@ class ConversionContext:
         mark = self.log.position()
         layer = getattr(self.net, f"add_{kind}")(*args, **kwargs)
         if layer is None:
-            raise NetworkError(f"TensorRT refused the layer {kind} ({self.log.messages_since(mark)})")
+            raise NetworkError(f"TensorRT refused the layer {kind} ({self.log.error_text_since(mark)})")
         layer.name = self.make_unique_name(f"{name}:{kind}")
         return layer
 
@@ -174,7 +174,7 @@ class ConversionContext:
 
     def trt_weights(self, value: torch.Tensor) -> Any:
         """Return ``trt.Weights`` of a constant, named after its recipe or content; only strided memory is copied."""
-        tensor = narrow_dtype(value.detach().cpu().contiguous())
+        tensor = narrow_float64(value.detach().cpu().contiguous())
         constant = self.find_constant(value)
         name = None if constant is None else self.constant_names[id(constant)]
         known = self.weights.get(tensor.data_ptr())

@@ -62,7 +62,7 @@ class _Replay:
         mark = self.log.position()
         layer = self.add_layer(row)
         if layer is None:
-            raise self.error(row, self.log.messages_since(mark))
+            raise self.error(row, self.log.error_text_since(mark))
         layer.name = row.name
         for index, tensor in enumerate(row.outputs):
             self.tensors[tensor.name] = layer.get_output(index)

@@ -73,7 +73,7 @@ class Context:
             self._addresses.pop(name, None)
             mark = LOG.position()
             if not self.handle.set_tensor_address(name, address):
-                self.require(False, f"the address of {name}", lambda: LOG.messages_since(mark))
+                self.require(False, f"the address of {name}", lambda: LOG.error_text_since(mark))
             self._addresses[name] = address
 
     def allocate_with(self, name: str, buffer: OutputBuffer) -> None:
@@ -82,7 +82,7 @@ class Context:
             self._buffers.pop(name, None)
             mark = LOG.position()
             taken = self.handle.set_output_allocator(name, buffer)
-            self.require(taken, f"an output allocator for {name}", lambda: LOG.messages_since(mark))
+            self.require(taken, f"an output allocator for {name}", lambda: LOG.error_text_since(mark))
             self._buffers[name] = buffer
 
     def set_memory(self, memory: torch.Tensor) -> None:

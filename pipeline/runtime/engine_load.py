@@ -38,7 +38,7 @@ def collect_errors() -> Iterator[Messages]:
         _listeners += 1
         mark = LOG.position()
     try:
-        yield lambda: LOG.messages_since(mark)
+        yield lambda: LOG.error_text_since(mark)
     finally:
         with _hearing:
             _listeners -= 1

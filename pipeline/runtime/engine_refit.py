@@ -12,7 +12,7 @@ from attrs import evolve
 from pipeline.aten.types import Leaf
 from pipeline.errors import RefitError
 from pipeline.network.engine import Engine
-from pipeline.recipes import narrow_dtype
+from pipeline.recipes import narrow_float64
 from pipeline.runtime.engine_buffers import describe_tensor
 from pipeline.runtime.engine_load import LOG, collect_errors, load
 from pipeline.trt import as_weights, dtype_name, trt
@@ -39,7 +39,7 @@ def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collecti
     with collect_errors() as messages:
         loaded = load(engine)
         refitter = trt.Refitter(loaded, LOG)
-        given = {name: narrow_dtype(value.detach().cpu().contiguous()) for name, value in weights.items()}
+        given = {name: narrow_float64(value.detach().cpu().contiguous()) for name, value in weights.items()}
         if not _set_weights(refitter, given, due):
             return engine
         if not refitter.refit_cuda_engine():
@@ -60,7 +60,7 @@ def supply_weights(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str
     named = {engine.weights.get(name, name): value for name, value in weights.items()}
     with collect_errors() as messages:
         refitter = trt.Refitter(loaded, LOG)
-        given = {name: narrow_dtype(value.detach().cpu().contiguous()) for name, value in named.items()}
+        given = {name: narrow_float64(value.detach().cpu().contiguous()) for name, value in named.items()}
         due = frozenset(refitter.get_all_weights())
         if _set_weights(refitter, given, due) and not refitter.refit_cuda_engine():
             reason = f"TensorRT refused the weights of {engine.name} ({messages()})"

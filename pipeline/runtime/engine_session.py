@@ -357,7 +357,7 @@ class EngineSession:
                 raise ExecutionError(f"{self.network.name} cannot allocate an output: {buffer.error}") from buffer.error
         if not done:
             self._current = None
-            self._in.require(done, "to run", lambda: LOG.messages_since(mark))
+            self._in.require(done, "to run", lambda: LOG.error_text_since(mark))
 
     def _finish_output(self, binding: Binding, result: torch.Tensor | OutputBuffer) -> torch.Tensor:
         if isinstance(result, OutputBuffer):

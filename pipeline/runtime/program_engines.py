@@ -17,7 +17,7 @@ from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
-from pipeline.recipes import narrow_dtype
+from pipeline.recipes import narrow_float64
 from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.runtime.engine_cache import RuntimeCache, machine_key
 from pipeline.runtime.engine_load import LoadedEngine, UnloadableError, collect_errors, is_for_this_gpu
@@ -201,7 +201,7 @@ def network_weights(
     mapped, found = isinstance(compiled.literals, FileWeights), dict[str, torch.Tensor]()
     for name in (weight.name for weight in network.weights):
         if name in compiled.refit_map:
-            found[name] = narrow_dtype(compiled.refit_map[name].evaluate(parameters))
+            found[name] = narrow_float64(compiled.refit_map[name].evaluate(parameters))
         else:
             literal = find_present(compiled.literals, name)
             found[name] = literal.clone() if mapped else literal

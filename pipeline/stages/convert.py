@@ -23,7 +23,7 @@ from pipeline.aten.types import Argument
 from pipeline.build.memory import MemoryMappedWeights
 from pipeline.build.profiles import engine_profiles, symbols_in
 from pipeline.compose.pipelines import report, stage
-from pipeline.errors import ConversionError, error_text, raise_location, source_line
+from pipeline.errors import ConversionError, error_text, source_line, where_raised
 from pipeline.frozen import FrozenDict
 from pipeline.impl import barriers, base
 from pipeline.impl.result_check import check_tensor
@@ -100,7 +100,7 @@ class _Conversion:
         entering = dtype if dtype == torch.uint8 else base.network_dtype(dtype)
         source = self.ctx.net.add_input(port.name, to_trt(entering), shape)
         if source is None:
-            said = self.ctx.log.messages_since(0)
+            said = self.ctx.log.error_text_since(0)
             raise ConversionError(port.name, "placeholder", "", f"TensorRT refused the input {port}: {said}")
         varying = zip(port.shape, shape, strict=True)
         name_dimensions(source, [self.dimension_names.get(str(d), "") if n < 0 else "" for d, n in varying])
@@ -163,8 +163,8 @@ class _Conversion:
         converter = f"the converter {choice.support.name} raised " if choice is not None else ""
         if isinstance(error, AttributeError) and "plugin" in str(error.name) and not CAPABILITIES.plugins:
             missing = f"{CAPABILITIES.flavour} has no plugin layers, so no {error.name}"
-            return f"{converter}an error ({raise_location(error)}): {missing}"
-        return f"{converter}{error_text(error)} ({raise_location(error)})"
+            return f"{converter}an error ({where_raised(error)}): {missing}"
+        return f"{converter}{error_text(error)} ({where_raised(error)})"
 
     def call_converter(self, node: torch.fx.Node) -> Any:
         """Return the converter's result for the node's resolved arguments."""

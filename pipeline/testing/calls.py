@@ -16,7 +16,7 @@ from pipeline.aten.types import Argument, Function, Leaf, Target
 from pipeline.frozen import FrozenDict
 from pipeline.recipes import qualified_name
 from pipeline.shapes.environment import Range
-from pipeline.testing.values import generate
+from pipeline.testing.values import generate_values
 
 Sizes: TypeAlias = Mapping[str, int]
 T = TypeVar("T")
@@ -35,25 +35,25 @@ class Size:
     divisor: int = 1
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def size_names(self) -> tuple[str, ...]:
         """Return the names of the sizes in the expression: two for ``Size("n*m")``."""
         return tuple(part.strip() for part in self.name.split("*"))
 
-    def at(self, sizes: Mapping[str, Any]) -> Leaf:
+    def value_at(self, sizes: Mapping[str, Any]) -> Leaf:
         """Return the value of the expression for these sizes, which may be symbolic."""
         return self.evaluate(sizes, lambda function, a, b: function(a, b))
 
     def evaluate(self, sizes: Mapping[str, T], compute: Callable[[Function, T, T | int], T]) -> T:
         """Evaluate the expression for these sizes; ``compute`` is called for each arithmetic operation."""
-        value = sizes[self.names[0]]
-        for name in self.names[1:]:
+        value = sizes[self.size_names[0]]
+        for name in self.size_names[1:]:
             value = compute(operator.mul, value, sizes[name])
         value = value if self.divisor == 1 else compute(operator.floordiv, value, self.divisor)
         value = value if self.scale == 1 else compute(operator.mul, value, self.scale)
         return value if self.offset == 0 else compute(operator.add, value, self.offset)
 
     def __repr__(self) -> str:
-        return _call_source("Size", [repr(self.name)], _changed_fields(self, "scale", "offset", "divisor"))
+        return _constructor_source("Size", [repr(self.name)], _changed_fields(self, "scale", "offset", "divisor"))
 
 
 Dim: TypeAlias = int | str | Size
@@ -87,41 +87,41 @@ class TensorSpec:
     constant: bool = False
     seed: int = 0
 
-    def at(self, sizes: Sizes) -> torch.Tensor:
+    def create_tensor(self, sizes: Sizes) -> torch.Tensor:
         """Return a tensor with the described values, for these sizes."""
-        return generate(self.values_at(sizes), [dim_at(d, sizes) for d in self.shape], self.dtype, self.seed)
+        return generate_values(self.value_kind(sizes), [dim_size(d, sizes) for d in self.shape], self.dtype, self.seed)
 
-    def values_at(self, sizes: Sizes) -> Leaf:
+    def value_kind(self, sizes: Sizes) -> Leaf:
         """Return the kind of values, with numbers in place of the names of sizes."""
         if isinstance(self.values, str):
             return self.values
-        return self.values[0], *(dim_at(v, sizes) for v in self.values[1:])
+        return self.values[0], *(dim_size(v, sizes) for v in self.values[1:])
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def size_names(self) -> tuple[str, ...]:
         """Return the names of the sizes that occur in the tensor's shape."""
         return tuple(name for dim in self.shape for name in _size_names(dim))
 
     def __repr__(self) -> str:
         shape = f"({', '.join(map(repr, self.shape))}{',' if len(self.shape) == 1 else ''})"
         changed = _changed_fields(self, "values", "constant", "seed")
-        return _call_source(
+        return _constructor_source(
             "TensorSpec", [shape, *([] if self.dtype == torch.float32 else [repr(self.dtype)])], changed
         )
 
 
-def argument_at(leaf: object, sizes: Mapping[str, object]) -> Leaf:
+def argument_value(argument: object, sizes: Mapping[str, object]) -> Leaf:
     """Return the value of an argument for these sizes: a `Size` is evaluated, any other argument is unchanged."""
-    return leaf.at(sizes) if isinstance(leaf, Size) else leaf
+    return argument.value_at(sizes) if isinstance(argument, Size) else argument
 
 
-def dim_at(dim: object, sizes: Mapping[str, object]) -> Leaf:
+def dim_size(dim: object, sizes: Mapping[str, object]) -> Leaf:
     """Return the size of a dim as a number, for these named sizes; a dim that is already a number is unchanged."""
-    return sizes[dim] if isinstance(dim, str) else argument_at(dim, sizes)
+    return sizes[dim] if isinstance(dim, str) else argument_value(dim, sizes)
 
 
 def _size_names(dim: object) -> tuple[str, ...]:
-    return dim.names if isinstance(dim, Size) else (dim,) if isinstance(dim, str) else ()
+    return dim.size_names if isinstance(dim, Size) else (dim,) if isinstance(dim, str) else ()
 
 
 def _freeze_kwargs(kwargs: Mapping[str, object]) -> FrozenDict[str, object]:
@@ -162,13 +162,13 @@ class Call:
 
     def __attrs_post_init__(self) -> None:
         """Check that every name in the call has a size, and that every size is used."""
-        used = {name for leaf in self.leaves() for name in (leaf.names if isinstance(leaf, TensorSpec | Size) else ())}
+        used = {name for each in self.leaves() if isinstance(each, TensorSpec | Size) for name in each.size_names}
         for spec in self.specs:
             used |= {name for v in (() if isinstance(spec.values, str) else spec.values[1:]) for name in _size_names(v)}
         if used != set(self.sizes):
             raise ValueError(f"sizes={sorted(self.sizes)}, but the arguments use the names {sorted(used)}")
-        if any(spec.constant and spec.names for spec in self.specs):
-            raise ValueError("a constant tensor cannot have dynamic sizes: it is a parameter of the model")
+        if named := next((spec for spec in self.specs if spec.constant and spec.size_names), None):
+            raise ValueError(f"{named}: sizes of a constant must be numbers, since it is a parameter of the model")
 
     def leaves(self) -> list[Leaf]:
         """Return the arguments as a flat list, without nested sequences."""
@@ -190,7 +190,7 @@ class Call:
         return bool(self.sizes)
 
     @property
-    def opt(self) -> dict[str, int]:
+    def opt_sizes(self) -> dict[str, int]:
         """Return the optimal value of each named size."""
         return {name: size.opt for name, size in self.sizes.items()}
 
@@ -201,34 +201,34 @@ class Call:
 
     def with_static_sizes(self) -> Call:
         """Return the same call with numbers in place of the names of sizes."""
-        sizes = self.opt
+        sizes = self.opt_sizes
 
         def fix_sizes(leaf: Leaf) -> Leaf:
             if isinstance(leaf, TensorSpec):
-                return evolve(leaf, shape=[dim_at(d, sizes) for d in leaf.shape], values=leaf.values_at(sizes))
-            return argument_at(leaf, sizes)
+                return evolve(leaf, shape=[dim_size(d, sizes) for d in leaf.shape], values=leaf.value_kind(sizes))
+            return argument_value(leaf, sizes)
 
         args, kwargs = self.map_leaves(fix_sizes)
         return evolve(self, args=args, kwargs=kwargs, sizes={})
 
-    def arguments_at(self, sizes: Sizes | None = None) -> tuple[list[Leaf], dict[str, Leaf]]:
+    def create_arguments(self, sizes: Sizes | None = None) -> tuple[list[Leaf], dict[str, Leaf]]:
         """Return arguments with deterministic tensors for these sizes (default: the call's own sizes)."""
-        sizes = self.opt if sizes is None else sizes
-        return self.with_tensors(self.create_tensors(sizes), sizes)
+        sizes = self.opt_sizes if sizes is None else sizes
+        return self.args_with(self.create_tensors(sizes), sizes)
 
     def create_tensors(self, sizes: Sizes | None = None) -> tuple[torch.Tensor, ...]:
         """Create a tensor for each of ``specs``, in order; equal specs at two positions get different values."""
-        sizes = self.opt if sizes is None else sizes
-        return tuple(evolve(spec, seed=spec.seed + 101 * i).at(sizes) for i, spec in enumerate(self.specs))
+        sizes = self.opt_sizes if sizes is None else sizes
+        return tuple(evolve(spec, seed=spec.seed + 101 * i).create_tensor(sizes) for i, spec in enumerate(self.specs))
 
-    def with_tensors(self, values: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
+    def args_with(self, tensors: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
         """Return the arguments with these tensors in place of ``specs``, and each ``Size`` evaluated."""
-        rest = iter(values)
-        return self.map_leaves(lambda leaf: next(rest) if isinstance(leaf, TensorSpec) else argument_at(leaf, sizes))
+        rest = iter(tensors)
+        return self.map_leaves(lambda leaf: next(rest) if isinstance(leaf, TensorSpec) else argument_value(leaf, sizes))
 
     def run_eager(self, sizes: Sizes | None = None) -> Leaf:
         """Run the call in eager PyTorch, and return its result."""
-        args, kwargs = self.arguments_at(sizes)
+        args, kwargs = self.create_arguments(sizes)
         return self.target(*args, **kwargs)
 
     @property
@@ -239,7 +239,7 @@ class Call:
         most = {n: min(r.max, 9) if r.min <= 9 else r.max for n, r in ranges}
         mixed = {n: (least if i % 2 else most)[n] for i, n in enumerate(most)}
         above = {n: min(r.opt + 1, r.max) for n, r in ranges}
-        return distinct_sizes(self.opt, most, least, mixed, above)
+        return distinct_sizes(self.opt_sizes, most, least, mixed, above)
 
     def map_leaves(self, f: Callable[[Leaf], object]) -> tuple[list[Leaf], dict[str, Leaf]]:
         """Return the call's arguments with ``f`` applied to each leaf; sequences become lists."""
@@ -259,10 +259,10 @@ class Call:
             keywords["sizes"] = repr({n: (r.min, r.opt, r.max) for n, r in self.sizes.items()})
         if self.outputs is not None:
             keywords["outputs"] = repr(self.outputs)
-        return _call_source("Call", given, keywords)
+        return _constructor_source("Call", given, keywords)
 
     def __eq__(self, other: object) -> bool:
-        """Compare two calls by their Python code, in which, unlike in Python, 1 differs from True."""
+        """Compare two calls by their Python code: 1 and True are different arguments, although 1 == True in Python."""
         return repr(self) == repr(other) if isinstance(other, Call) else NotImplemented
 
     def __hash__(self) -> int:
@@ -278,8 +278,8 @@ def _map_leaves(value: object, f: Callable[[Leaf], object]) -> Leaf:
     return [_map_leaves(v, f) for v in value] if isinstance(value, list | tuple) else f(value)
 
 
-def _call_source(class_name: str, values: Sequence[str], keywords: Mapping[str, str]) -> str:
-    return f"{class_name}({', '.join([*values, *(f'{k}={v}' for k, v in keywords.items())])})"
+def _constructor_source(class_name: str, arguments: Sequence[str], keywords: Mapping[str, str]) -> str:
+    return f"{class_name}({', '.join([*arguments, *(f'{k}={v}' for k, v in keywords.items())])})"
 
 
 def _changed_fields(record: Any, *field_names: str) -> dict[str, str]:

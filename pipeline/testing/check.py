@@ -110,14 +110,14 @@ def check(
     call, settings = _choose_static_or_dynamic(call, dynamic), settings or CompilationSettings()
     made = build_call_program(call, settings)
     decompose, validate = Decompose(registry, decompositions), Validate(registry)
-    partitioned = run_check("converts", call, lambda: avoid_faults(partition(validate(decompose(made.program)))))
+    partitioned = run_or_fail("converts", call, lambda: avoid_faults(partition(validate(decompose(made.program)))))
     if partitioned.fallbacks:
         refused = (verdict.reasons for verdict in partitioned.verdicts.values() if not verdict.supported)
         return Rejected(call, tuple(chain.from_iterable(refused)))
-    converted = _convert(call, partitioned)
+    converted = _convert_twice(call, partitioned)
     was_used = _uses_own_converter(call, partitioned, used)
     build = build or "tensorrt" in (executors or ())
-    built = run_check("builds", call, lambda: build_stage(converted)) if build else None
+    built = run_or_fail("builds", call, lambda: build_stage(converted)) if build else None
     for executor in default_executors(build) if executors is None else executors:
         compare_with_eager(call, made, refit_map(built or unbuilt(converted)), executor)
     for device in devices:
@@ -143,25 +143,25 @@ def _check_on_device(
     decompositions: DecompositionTable,
     settings: CompilationSettings,
 ) -> None:
-    """Check the program for another device too, if it differs; skip calls that torch does not support there."""
+    """Capture the call for another device, and check it there too if its graph differs, unless torch rejects it."""
     device_settings = settings.evolve(device=device)
     try:
         with suppress(CallError):
             captured = build_call_program(call, device_settings).program
             if is_same_program(
-                program, run_check("converts", call, lambda: Decompose(registry, decompositions)(captured))
+                program, run_or_fail("converts", call, lambda: Decompose(registry, decompositions)(captured))
             ):
                 return
             result = check(call, registry=registry, decompositions=decompositions, settings=device_settings)
             if isinstance(result, Rejected):
                 fail("converts", call, f"part of it would run in PyTorch: {'; '.join(map(str, result.reasons))}")
     except CheckError as error:
-        raise CheckError(error.kind, call, f"as on {device}: {error.message}") from error
+        raise CheckError(error.kind, call, f"captured as on {device}: {error.message}") from error
 
 
-def _convert(call: Call, partitioned: Partitioned) -> Converted:
+def _convert_twice(call: Call, partitioned: Partitioned) -> Converted:
     """Convert a call twice, check that the two networks are equal, and return the result."""
-    first, second = (run_check("converts", call, lambda: convert(partitioned)) for _ in range(2))
+    first, second = (run_or_fail("converts", call, lambda: convert(partitioned)) for _ in range(2))
     if str(first) != str(second):
         fail("deterministic", call, f"two conversions differ:\n{first}\n\n{second}")
     return first
@@ -183,7 +183,7 @@ def default_executors(build: bool) -> tuple[Executor, ...]:
 
 def compare_with_eager(call: Call, call_program: CallProgram, compiled: Compiled, executor: Executor) -> None:
     """Run the compiled call and eager at each combination of sizes, and raise an error if their results differ."""
-    module = run_check("runs", call, lambda: compiled.module(executor))
+    module = run_or_fail("runs", call, lambda: compiled.module(executor))
     for sizes in call.sizes_to_try:
         _compare_at_sizes(sizes, call, call_program, module, executor)
 
@@ -192,7 +192,7 @@ def _compare_at_sizes(
     sizes: Mapping[str, int], call: Call, call_program: CallProgram, module: CompiledModule, executor: Executor
 ) -> None:
     where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items()) or 'these sizes'} on {executor}"
-    results = run_check("runs", call, lambda: module(*call_program.arguments(call, sizes)), where)
+    results = run_or_fail("runs", call, lambda: module(*call_program.arguments(call, sizes)), where)
     expected = compute_expected(call, sizes, [fake.dtype for fake in _fake_outputs(call_program.program)])
     _check_fake_tensors(expected, call_program.program)
     for i, got in enumerate(results):
@@ -222,14 +222,14 @@ def _fake_outputs(program: Program) -> list[torch.Tensor]:
     return [values[output.value] for output in program.outputs]
 
 
-def run_check(kind: Kind, call: Call, function: Callable[[], T], where: str = "") -> T:
+def run_or_fail(kind: Kind, call: Call, function: Callable[[], T], where: str = "") -> T:
     """Call a function; convert any exception to a `CheckError` of this kind."""
     try:
         return function()
     except CheckError:
         raise
     except Exception as error:
-        raise CheckError(kind, call, f"{type(error).__name__}{where}: {error}") from error
+        raise CheckError(kind, call, f"it raised {type(error).__name__}{where}: {error}") from error
 
 
 def fail(kind: Kind, call: Call, message: str) -> NoReturn:

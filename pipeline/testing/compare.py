@@ -14,7 +14,7 @@ from pipeline.program import Program
 from pipeline.records.wording import kind_of
 from pipeline.testing.calls import Call
 from pipeline.testing.memory import named_leaves
-from pipeline.testing.ulps import PROGRAM, Units, units_for
+from pipeline.testing.ulps import PROGRAM, Units, tolerance_for
 
 LARGEST_PLAIN_INPUT = 8.0
 """The expected magnitude of values inside a program: errors may be as large as for values of that magnitude."""
@@ -22,8 +22,8 @@ LARGEST_PLAIN_INPUT = 8.0
 
 @frozen
 class Expected:
-    """The expected results of a call: eager's results, float64 results, and results for absolute values of the inputs;
-    None if unknown.
+    """The expected results of a call: eager's, those in float64, and those for absolute values of the inputs. A result
+    that PyTorch cannot compute is None.
 
     Complex results are pairs of reals in a last dim of size 2; ``pairs`` says which results are complex.
     """
@@ -37,28 +37,27 @@ class Expected:
 
 
 def compute_expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]) -> Expected:
-    """Run the operator in PyTorch: in its own dtypes, in float64, and, if its row of ``ULPS`` requires it, on absolute
-    values.
+    """Run the operator in PyTorch: in its dtypes, in float64 and, if its row of ``ULPS`` says so, on absolute values.
 
     If PyTorch has no CPU kernel for the dtype, the float64 result, rounded to ``dtypes``, replaces eager's.
     """
     tensors = call.create_tensors(sizes)
     doubles = _inputs_in_float64(tensors, any(d.is_floating_point for d in dtypes))
     rounded = next((t.dtype for t in tensors if t.is_floating_point()), None)
-    rounds = rounded is not None and units_for(call.target, rounded).rounds_numbers
+    rounds = rounded is not None and tolerance_for(call.target, rounded).rounds_numbers
 
     def as_exact(value: Leaf) -> Leaf:
         return torch.tensor(value, dtype=rounded).item() if rounds and isinstance(value, float) else _widen_dtype(value)
 
-    exact = _run_call(call, sizes, doubles, as_exact)
-    eager = _run_call(call, sizes, tensors)
+    exact = _try_call(call, sizes, doubles, as_exact)
+    eager = _try_call(call, sizes, tensors)
     if eager is None:
         if exact is None:
             call.run_eager(sizes)
         eager = tuple(None if e is None else e.to(d) for e, d in zip(exact or (), dtypes, strict=True))
     absolute = None
-    if any(units_for(call.target, d).scale == "absolute" for d in dtypes if d.is_floating_point):
-        absolute = _run_call(call, sizes, [t.abs() if _is_inexact(t) else t for t in doubles], _widen_dtype)
+    if any(tolerance_for(call.target, d).scale == "absolute" for d in dtypes if d.is_floating_point):
+        absolute = _try_call(call, sizes, [t.abs() if _is_inexact(t) else t for t in doubles], _widen_dtype)
     nothing = (None,) * len(eager)
     pairs = tuple(e is not None and e.is_complex() for e in eager)
     absolute = tuple(  # the bound of a complex number is that of each of its parts
@@ -87,20 +86,20 @@ def _as_real_pairs(results: Sequence[Leaf]) -> tuple[Leaf, ...]:
     return tuple(torch.view_as_real(r.resolve_conj()) if r is not None and r.is_complex() else r for r in results)
 
 
-def _widen_dtype(value: object) -> Leaf:
-    """Return float64 for a float dtype and complex128 for a complex dtype; return any other value unchanged."""
-    if not isinstance(value, torch.dtype):
-        return value
-    return torch.complex128 if value.is_complex else torch.float64 if value.is_floating_point else value
+def _widen_dtype(argument: object) -> Leaf:
+    """Return float64 for a float dtype and complex128 for a complex dtype; return any other argument unchanged."""
+    if not isinstance(argument, torch.dtype):
+        return argument
+    return torch.complex128 if argument.is_complex else torch.float64 if argument.is_floating_point else argument
 
 
-def _run_call(
+def _try_call(
     call: Call,
     sizes: Mapping[str, int],
     tensors: Sequence[torch.Tensor],
     convert: Callable[[Leaf], object] = lambda value: value,
 ) -> tuple[Leaf, ...] | None:
-    args, kwargs = call.with_tensors(tensors, sizes)
+    args, kwargs = call.args_with(tensors, sizes)
     args, kwargs = [convert(a) for a in args], {k: convert(a) for k, a in kwargs.items()}
     try:
         with torch.no_grad():
@@ -128,53 +127,53 @@ def describe_difference(expected: Expected, index: int, result: torch.Tensor, ex
     if result.shape != eager.shape:
         return f"the shape is {list(result.shape)}, but {list(eager.shape)} in eager PyTorch"
     if not eager.is_floating_point():
-        return _describe_first(result != eager, result, eager, eager)
+        return _show_first_wrong(result != eager, result, eager, eager)
     exact = expected.exact[index]
     exact = eager.double() if exact is None or not exact.is_floating_point() else exact
-    row = units_for(expected.call.target, result.dtype)
+    row = tolerance_for(expected.call.target, result.dtype)
     row = row.for_complex_results() if expected.pairs[index : index + 1] == (True,) else row
     wrong = _wrong_elements(
-        result.double(), eager.double(), exact, _tolerance(row, expected, index, exact, result.dtype, executor)
+        result.double(), eager.double(), exact, _allowed_error(row, expected, index, exact, result.dtype, executor)
     )
-    fault = _describe_first(wrong, result, eager, exact)
+    fault = _show_first_wrong(wrong, result, eager, exact)
     if fault or not row.signed_zeros or row.scale != "element":
         return fault
-    return _describe_first((result == 0) & (eager == 0) & (result.signbit() != eager.signbit()), result, eager, eager)
+    return _show_first_wrong((result == 0) & (eager == 0) & (result.signbit() != eager.signbit()), result, eager, eager)
 
 
-def _tolerance(
-    row: Units, expected: Expected, index: int, exact: torch.Tensor, dtype: torch.dtype, executor: str
+def _allowed_error(
+    tolerance: Units, expected: Expected, index: int, exact: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return the error that is allowed in addition to eager's, by the operator's row of ``ULPS``."""
+    """Return the error that is allowed in addition to eager's, by the operator's tolerance in ``ULPS``."""
     info = torch.finfo(dtype)
     size = exact.abs().nan_to_num(0.0, info.max, info.max)
-    if row.scale == "pair":
+    if tolerance.scale == "pair":
         size = size.norm(dim=-1, keepdim=True).expand_as(size)
-    elif row.scale == "tensor":
+    elif tolerance.scale == "tensor":
         size = torch.full_like(exact, max(_largest_finite(exact), expected.largest_input))
-    elif row.scale == "absolute" and expected.absolute[index] is not None:
+    elif tolerance.scale == "absolute" and expected.absolute[index] is not None:
         size = expected.absolute[index].double().abs().nan_to_num(0.0, info.max, info.max)
-    units = row.allowed_units(executor, dtype) * info.eps * size.clamp(info.tiny, info.max)
-    if row.units and dtype != torch.float16:  # a subnormal number is as good as 0: kernels may flush it
+    units = tolerance.allowed_units(executor, dtype) * info.eps * size.clamp(info.tiny, info.max)
+    if tolerance.units and dtype != torch.float16:  # a subnormal number is as good as 0: kernels may flush it
         units = units + info.tiny * (exact.abs() < info.tiny)
-    return units + row.exponent_tolerance(executor, exact)
+    return units + tolerance.exponent_tolerance(executor, exact)
 
 
 def _wrong_elements(
-    result: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, units: torch.Tensor
+    result: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, tolerance: torch.Tensor
 ) -> torch.Tensor:
-    """Return a mask of elements whose error against the exact results exceeds eager's error plus ``units``.
+    """Return a mask of elements whose error against the exact results exceeds eager's error plus ``tolerance``.
 
     NaN and infinities must equal eager's, or the exact results if eager overflows internally: the gelu of inf is NaN in
     eager for tensors of two elements or more.
     """
     eager_error = (eager - exact).abs().nan_to_num(0.0, 0.0, 0.0)
-    close = (result - exact).abs() <= eager_error + units
+    close = (result - exact).abs() <= eager_error + tolerance
     same = (result == eager) | (result.isnan() & eager.isnan()) | (eager.isnan() & (result == exact))
     return ~(same | (close & result.isfinite() & (eager.isfinite() | exact.isfinite())))
 
 
-def _describe_first(wrong: torch.Tensor, result: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> str:
+def _show_first_wrong(wrong: torch.Tensor, result: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> str:
     """Describe the first wrong element of a result, and say how many elements are wrong."""
     if not bool(wrong.any()):
         return ""

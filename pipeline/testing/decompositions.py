@@ -19,7 +19,7 @@ from pipeline.settings import CompilationSettings
 from pipeline.stages import Decompose, Validate, avoid_faults, convert, partition, refit_map
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.calls import Call
-from pipeline.testing.check import compare_with_eager, fail, run_check
+from pipeline.testing.check import compare_with_eager, fail, run_or_fail
 from pipeline.testing.programs import CallError, build_call_program
 from pipeline.testing.properties import run_on_random_calls
 from pipeline.testing.strategies import strategy_for
@@ -64,9 +64,9 @@ def check_decomposition(
 
     def check_call(call: Call) -> None:
         call_program = build_call_program(call, settings or CompilationSettings())
-        program = run_check("decomposes", call, lambda: stage(call_program.program))
+        program = run_or_fail("decomposes", call, lambda: stage(call_program.program))
         _check_operators(call, program, required, banned)
-        compiled = run_check(
+        compiled = run_or_fail(
             "converts", call, lambda: refit_map(unbuilt(convert(avoid_faults(partition(validate(program))))))
         )
         compare_with_eager(call, call_program, compiled, "reference")

@@ -42,8 +42,8 @@ class Snapshot:
         rows = tuple((path, tensor, tensor.detach().clone()) for path, tensor in named_tensors(tree))
         return cls(rows, tuple((value, str(value)) for value in others))
 
-    def changes(self) -> str:
-        """Return the paths of tensors that changed since then, and the types of other objects that changed."""
+    def describe_changes(self) -> str:
+        """Return the paths of tensors and the types of other objects that changed since the snapshot; empty if none."""
         paths = [path for path, tensor, copy in self.rows if not _is_equal(tensor, copy)]
         return ", ".join([*paths, *(type(value).__name__ for value, text in self.printed if str(value) != text)])
 
@@ -70,14 +70,14 @@ class ReturnedInputs(TorchFunctionMode):
 
 
 def describe_shared_memory(
-    ours: object, our_inputs: object, theirs: object, their_inputs: object, returned: Sequence[torch.Tensor] = ()
+    ours: object, our_inputs: object, eager: object, eager_inputs: object, returned: Sequence[torch.Tensor] = ()
 ) -> str:
-    """Describe where the memory sharing of our results and inputs differs from eager's (``theirs``): tensors that share
-    memory only in ours, or that are one object only in theirs, except ``returned``. Return an empty text if there is no
+    """Describe where the memory sharing of our results and inputs differs from eager's: tensors that share memory
+    only in ours, or that are one object only in eager, except ``returned``. Return an empty text if there is no
     such difference. Both pytrees have the same structure."""
     mine, other = (
         [*_labeled_tensors("result", results), *_labeled_tensors("input", inputs)]
-        for results, inputs in ((ours, our_inputs), (theirs, their_inputs))
+        for results, inputs in ((ours, our_inputs), (eager, eager_inputs))
     )
     results = len(named_tensors(ours))
     for i, j in combinations(range(len(mine)), 2):
@@ -92,9 +92,9 @@ def describe_shared_memory(
     return ""
 
 
-def describe_memory_shared_by_calls(ours: Sequence[object], theirs: Sequence[object]) -> str:
+def describe_memory_shared_by_calls(our_calls: Sequence[object], eager_calls: Sequence[object]) -> str:
     """Describe results of two successive calls that share memory although eager's do not; empty if none."""
-    mine, other = ([named_tensors(results) for results in calls] for calls in (ours, theirs))
+    mine, other = ([named_tensors(results) for results in calls] for calls in (our_calls, eager_calls))
     for i, (path, a) in enumerate(mine[0]):
         for j, (other_path, b) in enumerate(mine[1]):
             if _has_shared_memory(a, b) and not _has_shared_memory(other[0][i][1], other[1][j][1]):

@@ -28,7 +28,7 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing import memory
-from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, argument_at, dim_at, distinct_sizes
+from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, argument_value, dim_size, distinct_sizes
 from pipeline.testing.check import default_executors
 from pipeline.testing.compare import describe_outputs_difference
 from pipeline.testing.memory import ReturnedInputs, Snapshot, describe_shared_memory
@@ -74,7 +74,7 @@ class Model:
         return {name: getattr(size, end) for name, size in self.sizes.items()}
 
     @property
-    def opt(self) -> dict[str, int]:
+    def opt_sizes(self) -> dict[str, int]:
         """Return the optimal value of each named size; the example inputs have these sizes."""
         return self.sizes_at("opt")
 
@@ -82,15 +82,15 @@ class Model:
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
         """Return the sizes to test: optimal, smallest and largest, and an intermediate size for each name."""
         between = {n: (r.min + r.max + i % 2) // 2 for i, (n, r) in enumerate(self.sizes.items())}
-        return distinct_sizes(self.opt, self.sizes_at("min"), self.sizes_at("max"), between)
+        return distinct_sizes(self.opt_sizes, self.sizes_at("min"), self.sizes_at("max"), between)
 
     def arguments(self, sizes: Sizes, *, strided: bool = False) -> Arguments:
         """Create arguments for these sizes; with ``strided``, tensors of rank 2 or more are not contiguous."""
 
         def value(index: int, leaf: object) -> Leaf:
             if not isinstance(leaf, TensorSpec):
-                return argument_at(leaf, sizes)
-            x = evolve(leaf, seed=leaf.seed + 101 * index).at(sizes)
+                return argument_value(leaf, sizes)
+            x = evolve(leaf, seed=leaf.seed + 101 * index).create_tensor(sizes)
             return torch.stack([x, torch.zeros_like(x)], -1)[..., 0] if strided and x.dim() > 1 else x
 
         flat, spec = tree_flatten((self.args, self.kwargs))
@@ -98,13 +98,13 @@ class Model:
         return arguments
 
     def dynamic_shapes(self, model: torch.nn.Module) -> Spec:
-        """Return torch.export's ``dynamic_shapes``, with a ``Dim`` for each named size; None if there is none."""
+        """Return torch.export's ``dynamic_shapes``, with a ``Dim`` for each named size; None without named sizes."""
         dims = {name: Dim(name, min=r.min, max=r.max) for name, r in self.sizes.items()}
 
         def spec(leaf: object) -> object:
             if not isinstance(leaf, TensorSpec):
                 return Dim.DYNAMIC if isinstance(leaf, Size) else None
-            return {i: dim_at(d, dims) for i, d in enumerate(leaf.shape) if not isinstance(d, int)} or None
+            return {i: dim_size(d, dims) for i, d in enumerate(leaf.shape) if not isinstance(d, int)} or None
 
         args, kwargs = tree_map(spec, (self.args, self.kwargs))
         return inspect.signature(model.forward).bind(*args, **kwargs).arguments if dims else None
@@ -116,7 +116,7 @@ class Model:
         def as_input(leaf: object) -> object:
             if not isinstance(leaf, TensorSpec):
                 return leaf
-            low, opt, high = ([dim_at(d, sizes) for d in leaf.shape] for sizes in ends)
+            low, opt, high = ([dim_size(d, sizes) for d in leaf.shape] for sizes in ends)
             return Input(min_shape=low, opt_shape=opt, max_shape=high, dtype=leaf.dtype)
 
         inputs: Arguments = tree_map(as_input, (self.args, self.kwargs))
@@ -182,7 +182,7 @@ def capture_model(
     entry: Entry = "dims",
     **options: Any,
 ) -> Program:
-    """Return the program that ``check_model`` compiles for the same arguments; those for the check are ignored."""
+    """Return the program that ``check_model`` compiles for these arguments; options of the check alone are ignored."""
     settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
     return _capture(_parse_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 
@@ -205,7 +205,7 @@ def _parse_model(
 def _capture(model: Model, settings: CompilationSettings, entry: Entry) -> tuple[Program, list[Snapshot]]:
     """Capture the model; return the program, and snapshots of all arguments from before the capture."""
     module = model.create()
-    args, kwargs = model.as_inputs() if entry == "inputs" else model.arguments(model.opt)
+    args, kwargs = model.as_inputs() if entry == "inputs" else model.arguments(model.opt_sizes)
     shapes = None if entry == "inputs" else model.dynamic_shapes(module)
     before = [Snapshot.take((module.state_dict(), args, kwargs))]
     if entry != "exported":
@@ -229,17 +229,17 @@ def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: En
     except CaptureError:
         raise
     except Exception as error:
-        raise ModelError("compiles", f"{type(error).__name__}: {error}") from error
-    if changes := [change for snapshot in before if (change := snapshot.changes())]:
+        raise ModelError("compiles", f"compilation raised {type(error).__name__}: {error}") from error
+    if changes := [change for snapshot in before if (change := snapshot.describe_changes())]:
         raise ModelError("changed", f"compiling changed the model or the inputs: {', '.join(changes)}")
     if str(program) != text:
         raise ModelError("changed", f"compiling changed the program\n{text}\n\nto\n{program}")
-    if _networks(compiled) != _networks(again):
-        raise ModelError("deterministic", f"two compilations differ:\n{_networks(compiled)}\n\n{_networks(again)}")
+    if _as_text(compiled) != _as_text(again):
+        raise ModelError("deterministic", f"two compilations differ:\n{_as_text(compiled)}\n\n{_as_text(again)}")
     return compiled
 
 
-def _networks(record: Any) -> str:
+def _as_text(record: Any) -> str:
     networks = "\n\n".join(map(str, record.networks))
     return f"{record.partitioned}\n\n{networks}"
 
@@ -252,8 +252,9 @@ def _check_segments(partitioned: Partitioned) -> None:
         count = sum(name in operators for name in segment.nodes)
         if count < (least := settings.min_block_size):
             raise ModelError("blocks", f"{segment.name} has {count} operators, fewer than min_block_size={least}")
-    if settings.max_engines is not None and len(partitioned.engine_segments) > settings.max_engines:
-        raise ModelError("blocks", f"{len(partitioned.engine_segments)} engines, max_engines={settings.max_engines}")
+    count, most = len(partitioned.engine_segments), settings.max_engines
+    if most is not None and count > most:
+        raise ModelError("blocks", f"the program has {count} engines, more than max_engines={most}")
     if any(not fallback.reason for fallback in partitioned.fallbacks):
         raise ModelError("blocks", f"a node that runs in PyTorch has no reason: {list(partitioned.fallbacks)}")
     known = {p.name for p in program.inputs} | set(program.buffers)
@@ -276,13 +277,13 @@ def _compare_with_eager(model: Model, compiled: Compiled, executor: Executor, st
     """Compare the compiled model with eager and with eager in float64; each has its own state."""
     module, eager, exact = compiled.module(executor), model.create(), model.create().double()
     tries = [(sizes, False) for sizes in model.sizes_to_try]
-    tries += [(sizes, True) for sizes in (model.opt, *model.sizes_to_try[-1:]) if strided]
+    tries += [(sizes, True) for sizes in (model.opt_sizes, *model.sizes_to_try[-1:]) if strided]
     for sizes, spread in tries:
         where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items())}{' strided' * spread} on {executor}"
         ours, theirs, doubles = (model.arguments(sizes, strided=spread) for _ in range(3))
         doubles = tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, doubles)
         run = _ComparedCalls(module, eager, exact, ours, theirs, doubles, where, executor)
-        if sizes == model.opt or run.is_captured():
+        if sizes == model.opt_sizes or run.accepts_sizes():
             run.compare_two_calls()
 
 
@@ -299,7 +300,7 @@ class _ComparedCalls:
     where: str
     executor: Executor
 
-    def is_captured(self) -> bool:
+    def accepts_sizes(self) -> bool:
         """Return whether the program accepts these sizes: torch.export may exclude some, with a warning."""
         try:
             bind_symbols(self.module.program, flatten_inputs(self.module.program, *self.ours))
@@ -312,9 +313,9 @@ class _ComparedCalls:
         before = [Snapshot.take(results) for results in first]
         second = self.compare_call(f"{self.where}, second call")
         if fault := memory.describe_memory_shared_by_calls(*zip(first, second, strict=True)):
-            raise ModelError("aliasing", f"{fault}{self.where}")
-        if (fault := before[0].changes()) and not before[1].changes():
-            raise ModelError("aliasing", f"the second call changed a result of the first, {fault}{self.where}")
+            raise ModelError("aliasing", f"memory is shared otherwise than in eager: {fault}{self.where}")
+        if (fault := before[0].describe_changes()) and not before[1].describe_changes():
+            raise ModelError("aliasing", f"the second call changed the first call's result{fault}{self.where}")
 
     def compare_call(self, where: str) -> tuple[Leaf, Leaf]:
         with torch.no_grad():
@@ -327,16 +328,17 @@ class _ComparedCalls:
         try:
             ours = self.module(*self.ours[0], **self.ours[1])
         except Exception as error:
-            raise ModelError("runs", f"{type(error).__name__}{where}: {error}") from error
+            raise ModelError("runs", f"the compiled module raised {type(error).__name__}{where}: {error}") from error
         self.compare_outputs("values", "result", eager, exact, ours, where)
         self.compare_outputs("mutation", "input", self.theirs, self.doubles, self.ours, where)
         mutated = {name: find_buffer(self.module, name).cpu() for name in self.module.program.buffers.values()}
         theirs, doubles = ({name: m.get_buffer(name) for name in mutated} for m in (self.eager, self.exact))
         self.compare_outputs("mutation", "buffer", theirs, doubles, mutated, where)
         if fault := describe_shared_memory(ours, self.ours, eager, self.theirs, returned_inputs.tensors):
-            raise ModelError("aliasing", f"{fault}{where}")
+            raise ModelError("aliasing", f"memory is shared otherwise than in eager: {fault}{where}")
         return ours, eager
 
     def compare_outputs(self, kind: Kind, label: str, eager: object, exact: object, ours: object, where: str) -> None:
         if fault := describe_outputs_difference(label, eager, exact, ours, self.module.program, self.executor):
-            raise ModelError(kind, f"{fault}{where}\n\n{self.module.program}\n\n{_networks(self.module.compiled)}")
+            program, networks = self.module.program, _as_text(self.module.compiled)
+            raise ModelError(kind, f"{fault}{where}; the program is\n{program}\n\nand its engines are\n{networks}")

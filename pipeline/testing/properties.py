@@ -109,7 +109,7 @@ def check_target(
     drawn = strategy if strategy is not None else strategy_for(target)
     if drawn is None:
         raise LookupError(
-            f"no strategy for {qualified_name(target)}, whose arguments depend on each other: pass strategy=…"
+            f"there is no strategy for {qualified_name(target)}, whose arguments depend on each other: pass strategy=…"
         )
     tally = Tally()
 
@@ -121,7 +121,7 @@ def check_target(
     drawn = drawn.filter(lambda call: call.is_dynamic) if dynamic else drawn
     drawn = drawn.map(lambda call: call.with_static_sizes()) if dynamic is False else drawn
     run_on_random_calls(drawn, lambda call: tally.check_once(call, check_call), profile or hypothesis.settings())
-    _check_tested(qualified_name(target), tally)
+    _check_that_calls_passed(qualified_name(target), tally)
     return tally
 
 
@@ -138,7 +138,7 @@ def run_on_random_calls(strategy: Strategy, run: Callable[[Call], None], profile
         (hypothesis.seed(number)(run_round) if profile.derandomize else run_round)()  # another seed in each round
 
 
-def _check_tested(name: str, tally: Tally) -> None:
+def _check_that_calls_passed(name: str, tally: Tally) -> None:
     if len(tally.refused) > len(tally.seen) / 2:
         raise AssertionError(f"{name}: PyTorch rejects most of the random calls\n{tally}") from tally.refused[0]
     if not tally.passed:
@@ -163,14 +163,13 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
             operators.
 
     Raises:
-        CheckError, AssertionError, LookupError: as in ``check_target``; LookupError also if the function declares no
-            converter.
+        CheckError, AssertionError, LookupError: as in ``check_target``; LookupError also if there is no converter.
     """
     registry, declared = _registry_and_targets(converter, options.pop("registry", DYNAMO_CONVERTERS))
     if not declared or (unknown := [target for target in targets if target not in declared]):
         what = f"of {qualified_name(unknown[0])}" if declared else "at all"
         known = ", ".join(map(qualified_name, declared)) or "nothing"
-        raise LookupError(f"there is no converter {what} to test; the registered converters are for {known}")
+        raise LookupError(f"found no converter {what} to test; the registered converters are for {known}")
     try:
         for target in targets or declared:
             check_target(target, registry=registry, **options)
@@ -179,7 +178,7 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
         raise
 
 
-def _registry_and_targets(converter: Any, base: ConverterRegistry) -> tuple[ConverterRegistry, Sequence[object]]:
+def _registry_and_targets(converter: Any, replaced_in: ConverterRegistry) -> tuple[ConverterRegistry, Sequence[object]]:
     if isinstance(converter, ConverterRegistry):
         return converter, sorted(converter.unique_targets(), key=qualified_name)
-    return base.override(converter), [d.key for d in declarations_of(converter)]
+    return replaced_in.override(converter), [d.key for d in declarations_of(converter)]

@@ -84,8 +84,8 @@ _RECURRENT = Units(16, "each step adds its rounding error to the next", "tensor"
 _TAIL = Units(DEFAULT.units, DEFAULT.reason, exponential=True)
 
 
-def _rows(names: str, row: Units) -> dict[object, Units]:
-    return dict.fromkeys(names.split(), row)
+def _rows(operator_names: str, tolerance: Units) -> dict[object, Units]:
+    return dict.fromkeys(operator_names.split(), tolerance)
 
 
 ULPS: Final[Mapping[object, Units]] = {
@@ -131,7 +131,7 @@ PROGRAM: Final[Mapping[torch.dtype, Units]] = {
 """The tolerances of a whole program, by the coarsest dtype in which it computes."""
 
 
-def units_for(target: object, dtype: torch.dtype) -> Units:
-    """Return the tolerance (row of the table) of an operator in this dtype."""
+def tolerance_for(target: object, dtype: torch.dtype) -> Units:
+    """Return the row of the table of tolerances for an operator in this dtype."""
     name = target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(target)
     return ULPS.get((name, dtype), ULPS.get(name, DEFAULT))

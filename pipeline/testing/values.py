@@ -12,7 +12,7 @@ CreateValues = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Ten
 
 
 def _ints_between(low: int, high: int) -> CreateValues:
-    """Return a generator of integers from ``low`` to ``high``, both included."""
+    """Return a function that creates random integers from ``low`` to ``high``, both included."""
     return lambda shape, dtype, generator: torch.randint(low, high + 1, shape, generator=generator)
 
 
@@ -24,14 +24,14 @@ def _floats_between(low: float, high: float) -> CreateValues:
 
 
 def _ints_up_to(most: int) -> CreateValues:
-    """Return a generator of integers of magnitude up to ``most``, of both signs if the dtype is signed."""
+    """Return a function that creates random integers of magnitude up to ``most``, of both signs if signed."""
     return lambda shape, dtype, generator: _ints_between(0 if dtype == torch.uint8 else -most, most)(
         shape, dtype, generator
     )
 
 
 def _per_dtype(floats: CreateValues, others: CreateValues) -> CreateValues:
-    """Return a generator that uses ``floats`` for float dtypes, and ``others`` for other dtypes."""
+    """Return a function that creates values by ``floats`` for float dtypes, and by ``others`` for other dtypes."""
     return lambda shape, dtype, generator: (floats if dtype.is_floating_point else others)(shape, dtype, generator)
 
 
@@ -42,7 +42,7 @@ _positive = _per_dtype(_floats_between(0.1, 4.0), _ints_between(1, 9))
 _small = _ints_up_to(3)
 
 
-def _nonzero(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _nonzero_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     sign = 1 if dtype == torch.uint8 else torch.randint(0, 2, shape, generator=generator) * 2 - 1
     return _positive(shape, dtype, generator) * sign
 
@@ -54,13 +54,13 @@ def _random_choice(pool: torch.Tensor, shape: Sequence[int], generator: torch.Ge
 _SPECIAL_FLOATS = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 1e-3, 100.0, -100.0)
 
 
-def _special_without(unwanted: Callable[[float], bool]) -> CreateValues:
-    """Return a generator of the kind ``special``, without the floats for which ``unwanted`` is True."""
+def _special_values_without(unwanted: Callable[[float], bool]) -> CreateValues:
+    """Return a function that creates values of the kind ``special``, without the floats that are ``unwanted``."""
     allowed = torch.tensor([value for value in _SPECIAL_FLOATS if not unwanted(value)], dtype=torch.float64)
-    return _per_dtype(lambda shape, dtype, generator: _random_choice(allowed, shape, generator), _special)
+    return _per_dtype(lambda shape, dtype, generator: _random_choice(allowed, shape, generator), _special_values)
 
 
-def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _special_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Generate floats with NaN, infinities and zeros of both signs; or integers up to the ends of their range."""
     if dtype.is_floating_point:
         return _random_choice(torch.tensor(_SPECIAL_FLOATS, dtype=torch.float64), shape, generator)
@@ -71,10 +71,10 @@ def _special(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generato
     return _random_choice(torch.tensor(pool, dtype=torch.int64), shape, generator)
 
 
-def _extreme(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _extreme_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Generate floats that are mostly NaN, infinities, and the finite numbers next to these."""
     if not dtype.is_floating_point:
-        return _special(shape, dtype, generator)
+        return _special_values(shape, dtype, generator)
     most = torch.finfo(dtype).max
     pool = (math.nan, math.inf, -math.inf, math.nan, math.inf, -math.inf, most, -most, most / 2, -0.0, 0.0, 1.0)
     return _random_choice(torch.tensor(pool, dtype=torch.float64), shape, generator)
@@ -82,11 +82,11 @@ def _extreme(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generato
 
 def _sorted_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Generate values that are sorted along the last dim, with NaN last: small integers, or extreme values."""
-    kind = _small if torch.randint(0, 2, (), generator=generator) else _extreme
+    kind = _small if torch.randint(0, 2, (), generator=generator) else _extreme_values
     return kind(shape, dtype, generator).sort(-1).values
 
 
-def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _large_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Generate floats up to 1000, and integers above 2**24 if the dtype has them (above 2**31 in int64)."""
     if dtype.is_floating_point:
         return _floats_between(-1000.0, 1000.0)(shape, dtype, generator)
@@ -94,7 +94,7 @@ def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator)
     return _ints_up_to(high)(shape, dtype, generator)
 
 
-def _distinct(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _distinct_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Generate distinct values around zero in random order: 1 apart, 0.5 in floats, and 2**33 + 1 in int64."""
     count = math.prod(shape)
     order = torch.randperm(count, generator=generator).reshape(tuple(shape)) - count // 2
@@ -102,7 +102,7 @@ def _distinct(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generat
     return order * step + (count // 2 if dtype == torch.uint8 else 0)
 
 
-def _permutation(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _index_permutations(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Generate the indices 0, 1, … along the last dim, each once, in any order."""
     return torch.rand(shape, generator=generator).argsort(-1)
 
@@ -125,16 +125,16 @@ def _positive_definite_matrices(shape: Sequence[int], dtype: torch.dtype, genera
 VALUES: Final[Mapping[str, CreateValues]] = {
     "normal": _normal,
     "positive": _positive,
-    "nonzero": _nonzero,
+    "nonzero": _nonzero_values,
     "unit": _floats_between(-0.999, 0.999),
     "small": _small,
-    "large": _large,
-    "special": _special,
-    "extreme": _extreme,
+    "large": _large_values,
+    "special": _special_values,
+    "extreme": _extreme_values,
     "sorted": _sorted_values,
-    "no nan": _special_without(math.isnan),
-    "distinct": _distinct,
-    "permutation": _permutation,
+    "no nan": _special_values_without(math.isnan),
+    "distinct": _distinct_values,
+    "permutation": _index_permutations,
     "regular": _regular_matrices,
     "definite": _positive_definite_matrices,
     "zeros": lambda shape, dtype, generator: torch.zeros(shape),
@@ -165,26 +165,26 @@ uniform low, high: floats.
 """
 
 
-def generate(kind: Any, shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
+def generate_values(kind: Any, shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Return a tensor of this shape and dtype. ``kind`` is a name of ``VALUES``, a tuple ``(name, *numbers)`` of
     ``PARAMETRIC``, or a tuple ``("given", [...])`` with the values themselves. For a complex dtype, real and imaginary
     parts are generated separately."""
     if dtype.is_complex:
-        return torch.complex(*(generate(kind, shape, dtype.to_real(), seed + i) for i in (0, 10007)))
+        return torch.complex(*(generate_values(kind, shape, dtype.to_real(), seed + i) for i in (0, 10007)))
     generator = torch.Generator().manual_seed(seed)
     if isinstance(kind, str):
-        return _cast(_lookup(VALUES, kind)(tuple(shape), dtype, generator), dtype)
+        return _cast(_find_kind(VALUES, kind)(tuple(shape), dtype, generator), dtype)
     name, *numbers = kind
     if name == "given":
         return torch.tensor(numbers[0], dtype=dtype).reshape(tuple(shape))
-    return _cast(_lookup(PARAMETRIC, name)(*numbers)(tuple(shape), dtype, generator), dtype)
+    return _cast(_find_kind(PARAMETRIC, name)(*numbers)(tuple(shape), dtype, generator), dtype)
 
 
 def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values > 0 if dtype == torch.bool else values.to(dtype)
 
 
-def _lookup(table: Mapping[str, object], name: str) -> Any:
+def _find_kind(table: Mapping[str, object], name: str) -> Any:
     if name not in table:
-        raise ValueError(f"unknown values {name!r}: expected one of {', '.join([*VALUES, *PARAMETRIC, 'given'])}")
+        raise ValueError(f"wrong kind of values {name!r}: expected one of {', '.join([*VALUES, *PARAMETRIC, 'given'])}")
     return table[name]

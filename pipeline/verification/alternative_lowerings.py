@@ -1,4 +1,4 @@
-"""Alternative implementations of nodes whose engine is wrong: float32, decomposition, another converter, PyTorch."""
+"""Alternative implementations of a node whose engine is wrong: in float32, decomposed, another converter, PyTorch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def compute_in_float32(program: Program, nodes: Sequence[str]) -> Program:
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
     halves = [n for n in rewriting.graph.nodes if n.name in nodes and any(map(_is_half, (n, *n.all_input_nodes)))]
     if not halves:
-        raise NotPossibleError("none of these nodes computes in float16 or bfloat16")
+        raise NotPossibleError(f"none of the nodes {', '.join(nodes)} computes in float16 or bfloat16")
     for node in halves:
         _cast_to_float32(rewriting, node)
     return rewriting.changed_program()
@@ -131,15 +131,15 @@ def _trace_decomposition(rewriting: Rewriting, node: Node, depth: int) -> tuple[
     except Exception as error:
         raise NotPossibleError(f"{node.name} cannot be decomposed: {error}") from error
     if any(n.target is node.target or n.op == "get_attr" for n in traced.graph.nodes):
-        raise NotPossibleError(f"{node.name} has no decomposition")
+        raise NotPossibleError(f"torch has no decomposition for the operator of {node.name}")
     return traced, inputs
 
 
 def use_next_converter(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
     """Return verdicts in which each of these nodes is converted by the next converter that accepts it."""
     verdicts = dict(validated.verdicts)
-    if not all(verdicts[name].others for name in nodes):
-        raise NotPossibleError("no other registered converter accepts these nodes")
+    if refused := [name for name in nodes if not verdicts[name].others]:
+        raise NotPossibleError(f"no other registered converter accepts {', '.join(refused)}")
     for name in nodes:
         first, *others = verdicts[name].others
         verdicts[name] = evolve(verdicts[name], choice=first, others=tuple(others))

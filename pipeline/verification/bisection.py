@@ -1,4 +1,4 @@
-"""Find nodes whose engine is wrong by bisection: run some nodes in TensorRT and all others in PyTorch."""
+"""Find by bisection which nodes TensorRT computes wrongly: run some nodes in TensorRT and all others in PyTorch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bisect_program(
         return Bisection((), 1, agreement)
     is_wrong = Predicate(trials.has_wrong_results, max_builds, {frozenset(nodes): True}, count=1)
     result = find_wrong_sets(nodes, is_wrong)
-    faults = tuple(_fault(compiled.program, names, trials.failures.get(frozenset(names), ())) for names in result.sets)
+    faults = tuple(_to_fault(compiled.program, each, trials.failures.get(frozenset(each), ())) for each in result.sets)
     text = fault_script(compiled.program, comparison, faults[0], agreement) if faults else ""
     return Bisection(faults, is_wrong.count, agreement, result.complete, text)
 
@@ -86,7 +86,7 @@ def suspect_operators(compiled: Compiled, agreement: Agreement, comparison: Comp
     return [n.name for n in compiled.program.graph.nodes if n in nodes and n.name in inside and is_operator(n)]
 
 
-def _fault(program: Program, names: Sequence[str], failures: Iterable[OutputAgreement]) -> Fault:
+def _to_fault(program: Program, names: Sequence[str], failures: Iterable[OutputAgreement]) -> Fault:
     by_name: dict[str, torch.fx.Node] = {n.name: n for n in program.graph.nodes}
     nodes = [by_name[name] for name in names]
     targets = tuple(qualified_name(node.target) for node in nodes)

@@ -75,7 +75,7 @@ class Bound:
         return NORM_OF_HALVES * torch.finfo(self.dtype).eps if halves else NORMS[self.products]
 
     def norm_bound(self, eager_norm: float) -> float:
-        """Return the bound for the norm of errors, given eager's norm; half-precision sums have 5 to 20 times that."""
+        """Return the bound for the norm of errors, given the norm of eager's errors."""
         return max(self.multiple * eager_norm, self.norm_floor)
 
 
@@ -87,21 +87,20 @@ class UnstablePart:
     mask: torch.Tensor
     values: torch.Tensor
 
-    def explained_elements(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, size: float) -> torch.Tensor:
-        """Return a mask of the elements that have a value of another rounding, whatever their error."""
+    def explained_elements(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, scale: float) -> torch.Tensor:
+        """Return a mask of the elements whose value is one that other roundings give; ``errors`` is not read."""
         mask = self.mask.to(ours.device)
         if mask.shape != ours.shape:
             return torch.zeros_like(ours, dtype=torch.bool)
         if not ours.is_floating_point():
             return mask & torch.isin(ours, self.values.to(ours.device))
-        low, high = float(self.values.min()) - bound * size, float(self.values.max()) + bound * size
+        low, high = float(self.values.min()) - bound * scale, float(self.values.max()) + bound * scale
         return mask & (ours >= low) & (ours <= high)
 
 
 @frozen
 class Spread:
-    """The spread of a floating-point output over runs with random rounding errors of at most half a unit in the last
-    place.
+    """The spread of a floating-point output over runs with random rounding errors of at most half a unit (ULP).
 
     low, high: the range of each element. draws: for each run, the number of elements beyond the bound and the largest
         error. norms: for each run, the norm of its errors.
@@ -112,11 +111,11 @@ class Spread:
     draws: tuple[tuple[int, float], ...] = ()
     norms: tuple[float, ...] = ()
 
-    def add_rounding(self, value: torch.Tensor, exact: torch.Tensor, bound: float) -> Spread:
+    def add_run(self, value: torch.Tensor, exact: torch.Tensor, bound: float) -> Spread:
         """Return the spread with the finite results of one more run with random rounding."""
         errors = _relative_errors(value, exact, exact, largest_finite(exact))
         known = torch.where(value.isfinite() & exact.isfinite(), value, exact)
-        drawn = int((errors > bound).sum()), largest(errors[errors.isfinite()])
+        drawn = int((errors > bound).sum()), largest_magnitude(errors[errors.isfinite()])
         norms = (*self.norms, relative_norm(value - exact, exact))
         return Spread(torch.fmin(self.low, known), torch.fmax(self.high, known), (*self.draws, drawn), norms)
 
@@ -126,7 +125,7 @@ class Spread:
         chance = sum(norm > bound for norm in self.norms) >= max(1, SHARE * len(self.norms))
         return SPREAD_FACTOR * max(self.norms) if chance else bound
 
-    def explained_elements(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, size: float) -> torch.Tensor:
+    def explained_elements(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, scale: float) -> torch.Tensor:
         """Return a mask of the elements that random rounding explains: their error is beyond the bound, but they are in
         the element's range over all runs, widened by the bound.
 
@@ -135,11 +134,11 @@ class Spread:
         their number and their largest error are at most `SPREAD_FACTOR` times those of a single run.
         """
         wrong, low, high = errors > bound, self.low.to(ours.device), self.high.to(ours.device)
-        found = wrong & (ours >= low - bound * size) & (ours <= high + bound * size)
-        moved = wrong & (high - low > bound * size)
+        found = wrong & (ours >= low - bound * scale) & (ours <= high + bound * scale)
+        moved = wrong & (high - low > bound * scale)
         if sum(count > 0 for count, _ in self.draws) < SHARE * len(self.draws):
             return found
-        many, most = int(moved.sum()), largest(errors[moved])
+        many, most = int(moved.sum()), largest_magnitude(errors[moved])
         alike = any(many <= SPREAD_FACTOR * count and most <= SPREAD_FACTOR * worst for count, worst in self.draws)
         return found | moved if alike else found
 
@@ -152,8 +151,7 @@ def measure_errors(
     exact: Leaf,
     unstable_parts: Callable[[], Iterable[UnstablePart | Spread]] = tuple,
 ) -> OutputAgreement:
-    """Measure an output's errors against eager's and against the exact output; return ``row`` with the errors filled
-    in.
+    """Measure an output's errors against eager's and the exact output; return ``row`` with the errors filled in.
 
     exact: the same output in a wider dtype; if None, eager is used instead. unstable_parts: a function that yields the
         elements of the exact output that depend on rounding; called only if the error is beyond the bound.
@@ -175,8 +173,8 @@ def measure_errors(
         return result
     inexact = eager.is_floating_point()
     a, b, c = (_as_float64(v) for v in (ours, eager, exact))
-    size = largest_finite(c)
-    errors = _relative_errors(a, b, c, size) if inexact else (ours != exact).double()
+    scale = largest_finite(c)
+    errors = _relative_errors(a, b, c, scale) if inexact else (ours != exact).double()
     values = a if inexact else ours
     explained = torch.zeros_like(eager, dtype=torch.bool)
     for part in unstable_parts():
@@ -184,7 +182,7 @@ def measure_errors(
         while (
             not result.holds and before != result.undecided
         ):  # the bound shrinks without elements that eager gets wrong
-            before, more = result.undecided, explained | part.explained_elements(values, errors, result.bound, size)
+            before, more = result.undecided, explained | part.explained_elements(values, errors, result.bound, scale)
             if inexact and 2 * int(more.sum()) > more.numel():
                 break  # the output is just sensitive to rounding
             explained, result = more, _add_errors(row, bound, ours, eager, exact, more)
@@ -201,9 +199,9 @@ def _add_errors(
     ours: torch.Tensor,
     eager: torch.Tensor,
     exact: torch.Tensor,
-    unstable: torch.Tensor | None,
+    unstable_mask: torch.Tensor | None,
 ) -> OutputAgreement:
-    decided = torch.ones_like(eager, dtype=torch.bool) if unstable is None else ~unstable
+    decided = torch.ones_like(eager, dtype=torch.bool) if unstable_mask is None else ~unstable_mask
     undecided = int(decided.numel() - decided.sum())
     if not (eager.is_floating_point() or eager.is_complex()):
         theirs, mine = ((v != exact) & decided for v in (eager, ours))
@@ -213,7 +211,7 @@ def _add_errors(
     a, b, c = (_as_float64(v) for v in (ours, eager, exact))
     decided = decided.unsqueeze(-1).expand(a.shape) if eager.is_complex() else decided
     eager_error = largest_error(b[decided], c[decided], largest_finite(c))
-    error = largest(_relative_errors(a, b, c, largest_finite(c))[decided])
+    error = largest_magnitude(_relative_errors(a, b, c, largest_finite(c))[decided])
     result = evolve(
         row, error=error, eager_error=eager_error, bound=bound.error_bound(eager_error), undecided=undecided
     )
@@ -223,11 +221,11 @@ def _add_errors(
     return evolve(result, norm_error=ours_norm, eager_norm_error=eager_norm, norm_bound=bound.norm_bound(eager_norm))
 
 
-def _relative_errors(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, size: float) -> torch.Tensor:
-    """Return errors relative to ``size``; infinite where only ours is NaN or infinite."""
+def _relative_errors(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return errors relative to ``scale``; infinite where only ours is NaN or infinite."""
     same = (ours == eager) | (ours == exact) | (ours.isnan() & (eager.isnan() | exact.isnan()))
     odd = ~ours.isfinite() | ~exact.isfinite()
-    gap = ((ours - exact).abs() / size).nan_to_num(float("inf"), float("inf"), float("inf"))
+    gap = ((ours - exact).abs() / scale).nan_to_num(float("inf"), float("inf"), float("inf"))
     return torch.where(odd, torch.where(same, 0.0, float("inf")), gap)
 
 
@@ -236,23 +234,23 @@ def _as_float64(t: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(t.resolve_conj().to(torch.complex128)) if t.is_complex() else t.double()
 
 
-def largest_error(eager: torch.Tensor, exact: torch.Tensor, size: float) -> float:
-    """Return the largest error of eager's output, relative to ``size``; NaN and infinite errors count as 0."""
-    return largest(((eager.double() - exact).abs() / size).nan_to_num(0.0, 0.0, 0.0))
+def largest_error(eager: torch.Tensor, exact: torch.Tensor, scale: float) -> float:
+    """Return the largest error of eager's output, relative to ``scale``; NaN and infinite errors count as 0."""
+    return largest_magnitude(((eager.double() - exact).abs() / scale).nan_to_num(0.0, 0.0, 0.0))
 
 
 def relative_norm(errors: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the norm of finite elements' errors, relative to the norm of the exact output; absolute if that is 0."""
     finite = errors.isfinite() & exact.isfinite()
-    norm, size = (float(torch.linalg.vector_norm(v[finite].double())) for v in (errors, exact))
-    return norm / (size or 1.0)
+    norm, scale = (float(torch.linalg.vector_norm(v[finite].double())) for v in (errors, exact))
+    return norm / (scale or 1.0)
 
 
 def largest_finite(t: torch.Tensor) -> float:
     """Return the largest finite magnitude of a tensor's elements, to which errors are relative; 1 if it is 0."""
-    return largest(t[t.isfinite()]) or 1.0
+    return largest_magnitude(t[t.isfinite()]) or 1.0
 
 
-def largest(t: torch.Tensor) -> float:
+def largest_magnitude(t: torch.Tensor) -> float:
     """Return the largest magnitude of a tensor's elements; 0 for an empty tensor."""
     return float(t.abs().max()) if t.numel() else 0.0

@@ -72,7 +72,7 @@ class EagerRun:
 
     def run(self, inputs: Mapping[str, object]) -> tuple[object, ...]:
         """Run the graph on inputs given by placeholder name; each value is freed after its last use."""
-        unused, self.env = last_uses(self.program.graph), {}
+        unused, self.env = values_freed_after(self.program.graph), {}
         with torch.no_grad():
             for node in self.program.graph.nodes:
                 if node.op == "output":
@@ -146,7 +146,7 @@ class EagerRun:
         return self.device if isinstance(value, torch.device) else value
 
     def add_rounding_noise(self, node: torch.fx.Node, value: object) -> Argument:
-        """Return the result of a node's operator with random rounding errors added, if the operator rounds."""
+        """Return a result of a node's operator: with random rounding errors added, if it is a floating-point tensor."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         dtype = next((v.dtype for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), value.dtype)
@@ -155,8 +155,8 @@ class EagerRun:
         return value * (1 + noise * (2 * draw - 1))
 
 
-def last_uses(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
-    """Return, for each node, the nodes whose values can be freed after it: nothing reads them later."""
+def values_freed_after(graph: torch.fx.Graph) -> dict[torch.fx.Node, list[torch.fx.Node]]:
+    """Return, for each node, the nodes whose values can be freed after it, since no later node reads them."""
     read = set(graph.output_node().all_input_nodes)
     released = dict[torch.fx.Node, list[torch.fx.Node]]()
     for node in reversed(graph.nodes):

@@ -32,14 +32,14 @@ def replace_engines(compiled: Compiled, reasons: Mapping[str, Rejection]) -> Com
         ValueError: a segment has no operator of its own, or the inputs or outputs of another segment would change.
     """
     before = compiled.partitioned
-    by_nodes = [tuple(variants) for _, variants in groupby(before.segments, lambda segment: segment.nodes)]
-    validated, groups = _operator_groups(before, by_nodes, reasons)
+    segments_by_nodes = [tuple(variants) for _, variants in groupby(before.segments, lambda segment: segment.nodes)]
+    validated, groups = _operator_groups(before, segments_by_nodes, reasons)
     assembled = assemble(validated, groups, {})
-    if [s.nodes for s in assembled.segments] != [first.nodes for first, *_ in by_nodes]:
-        raise ValueError("a segment has only copies of operators, so other engines would be renamed")
+    if [s.nodes for s in assembled.segments] != [first.nodes for first, *_ in segments_by_nodes]:
+        raise ValueError("cannot replace these engines: a segment with only copies of operators would vanish")
     segments = tuple(
-        _with_engine_inputs(segment, torch_segment) if segment.name in reasons else segment
-        for variants, torch_segment in zip(by_nodes, assembled.segments, strict=True)
+        _torch_segment_for_engine(segment, torch_segment) if segment.name in reasons else segment
+        for variants, torch_segment in zip(segments_by_nodes, assembled.segments, strict=True)
         for segment in variants
     )
     inside = {name for segment in segments if segment.kind == "engine" for name in segment.nodes}
@@ -71,9 +71,10 @@ def captured_program_in_torch(compiled: Compiled, reason: Rejection) -> Compiled
     """
     ours, source = compiled.program, compiled.program.source
     if source is None or ours.settings.truncate_double:
-        raise ValueError("the captured program is missing, or computes in other dtypes than the compiled program")
+        why = "is missing" if source is None else "may compute in float64 what engines compute in float32"
+        raise ValueError(f"the captured program {why}")
     program = evolve(source, parameters=ours.parameters, examples=ours.examples, source=source, origin=ours.origin)
-    program = _without_unread_draws(program)
+    program = _without_unread_random_numbers(program)
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     verdicts = (Verdict(n.name, qualified_name(n.target), None, (reason,), source_line(n)) for n in calls)
     validated = Validated(program, FrozenDict({verdict.node: verdict for verdict in verdicts}))
@@ -81,7 +82,7 @@ def captured_program_in_torch(compiled: Compiled, reason: Rejection) -> Compiled
     return Compiled(assemble(validated, [("torch", operators)], {}), (), (), RefitMap(), FrozenDict())
 
 
-def _without_unread_draws(program: Program) -> Program:
+def _without_unread_random_numbers(program: Program) -> Program:
     """Return the program without random numbers that nothing reads (layer dropout), which torch.compile and `decompose`
     drop, too. torch.export keeps them before torch 2.13."""
     unread = {node.name for node in program.graph.nodes if has_randomness(node) and not node.users}
@@ -94,19 +95,19 @@ def _without_unread_draws(program: Program) -> Program:
 
 
 def join_rejections(reasons: Sequence[Rejection]) -> Rejection:
-    """Join several reasons for rejections into one; their hint is the same."""
+    """Join rejections into one that has the reasons of all; they have the same hint."""
     return Rejection("; ".join(dict.fromkeys(rejection.reason for rejection in reasons)), reasons[0].hint)
 
 
 def _operator_groups(
-    before: Partitioned, by_nodes: Sequence[Sequence[Segment]], reasons: Mapping[str, Rejection]
+    before: Partitioned, segments_by_nodes: Sequence[Sequence[Segment]], reasons: Mapping[str, Rejection]
 ) -> tuple[Validated, list[Group]]:
     """Return the operators of each segment (once for all profiles), and verdicts by which some run in PyTorch."""
     operators = {node.name for node in before.program.graph.nodes if is_operator(node)}
-    counts = Counter(name for first, *_ in by_nodes for name in first.nodes)
+    counts = Counter(name for first, *_ in segments_by_nodes for name in first.nodes)
     groups: list[Group] = []
     rejections = dict[str, Rejection]()
-    for variants in by_nodes:
+    for variants in segments_by_nodes:
         operator_names = [name for name in variants[0].nodes if name in operators and counts[name] == 1]
         rejected = [reasons[segment.name] for segment in variants if segment.name in reasons]
         if rejected:
@@ -115,7 +116,7 @@ def _operator_groups(
     return reject_nodes(Validated(before.program, before.verdicts), rejections), groups
 
 
-def _with_engine_inputs(engine: Segment, segment: Segment) -> Segment:
+def _torch_segment_for_engine(engine: Segment, segment: Segment) -> Segment:
     """Return the PyTorch segment that replaces an engine, with the engine's profile, and the same weights in place."""
     name, shared = engine.name.replace("engine", "torch", 1), {p.name: p for p in engine.inputs}
     added = [shared[name] for name in segment.constants if name in shared]

@@ -1,4 +1,4 @@
-"""Heal a program: replace nodes whose engine is wrong by alternative implementations, until it agrees with eager."""
+"""Heal a program: give nodes with wrong results alternative implementations until the results agree with eager's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Decision:
 
 def apply_decisions(compiled: Compiled, decisions: Sequence[Decision], recompiler: Recompiler) -> Validated:
     """Apply alternative implementations to a program's nodes; return the changed program, and its verdicts. New nodes
-    must run in engines; nodes that were healed before stay healed.
+    must run in engines; nodes that were given another implementation earlier keep it.
 
     Raises:
         NotPossibleError: nodes do not have this implementation.
@@ -48,7 +48,7 @@ def apply_decisions(compiled: Compiled, decisions: Sequence[Decision], recompile
         healed = {row.node: verdicts[row.node] for row in compiled.healed if row.node in remaining}
         validated = evolve(validated, verdicts=FrozenDict({**validated.verdicts, **healed}))
     if new := [v for v in validated.verdicts.values() if not v.supported and v.node not in verdicts]:
-        raise NotPossibleError("; ".join(map(str, new)))
+        raise NotPossibleError(f"no converter accepts the new nodes: {'; '.join(map(str, new))}")
     for decision in decisions:
         validated = decision.alternative.decide(validated, decision.nodes, decision.reason)
     return validated
@@ -72,11 +72,11 @@ def heal(
     bisection = bisect_program(compiled, agreement, comparison, trial_compiler)
     healing = _Healing(compiled, bisection, comparison, trial_compiler).choose_alternatives()
     if healing is None:
-        culprits = "no engine" if not bisection.faults else f"more than {', '.join(bisection.nodes)}"
-        raise AgreementError(agreement, f"healing failed: {culprits} returns wrong values; compare intermediate values")
+        where = f"not only at {', '.join(bisection.nodes)}" if bisection.faults else "in no part that was run alone"
+        raise AgreementError(agreement, f"healing failed: wrong values arise {where}; compare intermediate values")
     chosen, result = healing
     if final_compiler is not trial_compiler:
-        result = _Healing(compiled, bisection, comparison, final_compiler).compile_with(chosen)
+        result = _Healing(compiled, bisection, comparison, final_compiler).compile_with_alternatives(chosen)
     rows = tuple(
         Healed(node, target, alternative.action, _fault_reason(fault))
         for fault, alternative in chosen.items()
@@ -117,13 +117,13 @@ class _Healing:
     def compile_if_correct(self, chosen: Mapping[Fault, Alternative]) -> Compiled | None:
         """Compile the program with these alternatives; return None if that fails or does not agree with eager."""
         try:
-            compiled = self.compile_with(chosen)
+            compiled = self.compile_with_alternatives(chosen)
             return compiled if self.comparison.measure_agreement(compiled).holds else None
         except Exception as error:  # the form is not possible, does not compile or does not run: try the next one
             log.debug("%s: %s", [alternative.action for alternative in chosen.values()], error)
             return None
 
-    def compile_with(self, chosen: Mapping[Fault, Alternative]) -> Compiled:
+    def compile_with_alternatives(self, chosen: Mapping[Fault, Alternative]) -> Compiled:
         """Compile the program with these alternative implementations of its faults."""
         decisions = [Decision(fault.nodes, alternative, _fault_reason(fault)) for fault, alternative in chosen.items()]
         return self.recompiler.compile_validated(apply_decisions(self.program, decisions, self.recompiler))

@@ -42,7 +42,7 @@ MAX_SINGLE_TRIALS: Final = 8
 
 
 class Loader(Protocol):
-    """A function that loads a program's engines, and returns those that fail to load; None if it cannot tell."""
+    """A function that loads a program's engines, and returns which fail; None if it cannot try, as without a GPU."""
 
     def __call__(self, compiled: Compiled, *, keep: bool) -> LoadResults | None: ...
 
@@ -77,7 +77,7 @@ def make_loadable(
         compiled = evolve(recompiled, healed=(*compiled.healed, *rows))
         failing = loader(compiled, keep=True)
     if failing is not None and failing.refused:
-        raise ExecutionError("; ".join(failing.refused.values()))
+        raise ExecutionError(f"engines do not load even with operators replaced: {'; '.join(failing.refused.values())}")
     counts = Counter(f"{row.target} {row.action}" for row in compiled.healed)
     summary = ", ".join(f"{count} of {operator}" if count > 1 else operator for operator, count in counts.items())
     log.warning("engines did not load on this GPU, so operators were replaced: %s (see coverage.healed)", summary)
@@ -86,7 +86,7 @@ def make_loadable(
 
 @define
 class _Search:
-    """A search for operators whose engines do not load. ``fails``: whether an engine fails to load, by signature."""
+    """A search for operators whose engines do not load. ``fails``: whether an engine fails, by engine signature."""
 
     loader: Loader
     recompiler: Recompiler

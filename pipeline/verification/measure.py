@@ -29,8 +29,7 @@ RANDOM = "it depends on random numbers"
 
 @frozen(slots=False)
 class Comparison:
-    """The reference for programs that are compiled from the same captured program: sample inputs, and eager's results
-    for them.
+    """The reference for programs compiled from the same captured program: sample inputs, and eager's results for them.
 
     names: the outputs' names. unjudged: for outputs that are not compared, the reason, by the output's index.
     """
@@ -49,7 +48,7 @@ class Comparison:
         """Run a program on its sample inputs in eager PyTorch.
 
         Raises:
-            PipelineError: the program was loaded, and its file lacks the program for eager, or weights.
+            PipelineError: the program was loaded from a file that lacks weights or the program for eager PyTorch.
         """
         check_comparable(program)
         executor = executor or ("tensorrt" if has_gpu() else "reference")
@@ -70,7 +69,7 @@ class Comparison:
         )
 
     def measure_agreement(self, compiled: Compiled, only: frozenset[tuple[str, str]] | None = None) -> Agreement:
-        """Measure a compiled program's errors against eager; ``only`` selects pairs of output and sample."""
+        """Measure a compiled program's errors against eager: of all outputs, or ``only`` of pairs (output, sample)."""
         rows: list[OutputAgreement] = []
         references = [r for r in self.references if only is None or any(r.sample.name == sample for _, sample in only)]
         modules = cache(lambda: compiled.module(self.executor))

@@ -44,7 +44,7 @@ def add_module_rows(
     try:
         model = original_module(program)
         shared = _copy_module(model, program)  # one copy for all samples, unless a call writes
-        for i, reference in enumerate(_references_on(comparison, _device(model, comparison), multiple)):
+        for i, reference in enumerate(_references_on(comparison, _device_of_module(model, comparison), multiple)):
             report(i, len(comparison.references), f"the module, {reference.sample.name}")
             module = _copy_module(model, program) if i and program.buffers else shared
             found = comparison.compare_sample(reference, _run_copy(comparison, program, reference, module), "module")
@@ -72,7 +72,7 @@ def _references_on(comparison: Comparison, device: torch.device, multiple: float
         yield Reference.compute(sample, reference.source, reference.parameters, device, tf32, bounds)
 
 
-def _device(module: SourceModel, comparison: Comparison) -> torch.device:
+def _device_of_module(module: SourceModel, comparison: Comparison) -> torch.device:
     tensors = (*module.parameters(), *module.buffers()) if isinstance(module, torch.nn.Module) else ()
     return next((t.device for t in tensors), comparison.references[0].device)
 
@@ -166,21 +166,21 @@ def copy_sharing_parameters(module: torch.nn.Module) -> torch.nn.Module:
     custom copy method, this function creates empty mappings instead, which takes a third of the time.
     """
     memo: dict[int, Any] = {id(p): p for p in module.parameters()}
-    parts = [part for part in module.modules() if _is_plain(type(part))]
+    parts = [part for part in module.modules() if _copies_by_default(type(part))]
     memo |= {id(part): object.__new__(type(part)) for part in parts}
     with _DetachComputed():
         for part in parts:
-            memo[id(part)].__setstate__({name: _copy_value(value, memo) for name, value in part.__getstate__().items()})
+            memo[id(part)].__setstate__({name: _copy_field(value, memo) for name, value in part.__getstate__().items()})
         return copy.deepcopy(module, memo)
 
 
-def _is_plain(kind: type) -> bool:
+def _copies_by_default(module_class: type) -> bool:
     """Return whether a module class has Python's default copy protocol, and only ``torch.nn.Module``'s state."""
-    known = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in STATE)
-    return known and not any(hasattr(kind, name) for name in HOOKS)
+    known = all(getattr(module_class, name) is getattr(torch.nn.Module, name) for name in STATE)
+    return known and not any(hasattr(module_class, name) for name in HOOKS)
 
 
-def _copy_value(value: object, memo: dict[int, Any]) -> object:
+def _copy_field(value: object, memo: dict[int, Any]) -> object:
     if type(value) in ATOMS:
         return value
     if type(value) in (dict, OrderedDict) and not value:

@@ -1,4 +1,4 @@
-"""Reference results for a sample: eager's and exact results, computed once and compared with many compiled programs."""
+"""Reference results of a sample input: eager's and exact ones, computed once to compare many compiled programs with."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ POSTPONED: Final = ("smallest", "largest")
 class Reference:
     """The reference results of one sample, in the order of the program's outputs.
 
-    eager: results in the model's own dtypes. exact: results in ``against``, the widest dtype in which the program runs;
-        None if that is the model's own. bounds: the error bound of each output.
+    eager: results in the model's own dtypes. exact: results in the widest dtype that runs, ``exact_name``; None if
+        that is the model's own. bounds: the error bound of each output.
 
     float64 takes longer than everything else, so at the smallest and largest sizes it is computed only on demand.
     """
@@ -68,8 +68,8 @@ class Reference:
         tf32: bool,
         bounds: tuple[Bound, ...],
     ) -> Reference:
-        """Compute a sample's results in eager and, unless postponed, in the widest dtype that runs. ``bounds``: see
-        `output_bounds`.
+        """Compute a sample's results in eager and, unless its name is in `POSTPONED`, in the widest dtype that runs.
+        ``bounds``: the result of `output_bounds`.
 
         Raises:
             NotComparableError: eager does not accept the inputs.
@@ -83,67 +83,67 @@ class Reference:
 
     @property
     def exact(self) -> tuple[Leaf, ...] | None:
-        """The results in ``against``, the widest dtype that runs; None if that is the model's own dtype."""
+        """The results in the widest dtype that runs, ``exact_name``; None if that is the model's own dtype."""
         return self._exact_and_dtype[0]
 
     @property
-    def against(self) -> str:
+    def exact_name(self) -> str:
         """The name of the reference that errors are relative to: a dtype, or ``eager`` if no wider dtype runs."""
         return self._exact_and_dtype[1]
 
     @cached_property
     def _exact_and_dtype(self) -> tuple[tuple[Leaf, ...] | None, str]:
         with use_tf32(False):
-            return _run_exact(self.inputs, self.source, self.parameters, self.device, self.bounds)
+            return _run_in_widest_dtype(self.inputs, self.source, self.parameters, self.device, self.bounds)
 
-    def measure_errors(self, row: OutputAgreement, output: int, ours: Leaf) -> OutputAgreement:
+    def measure_errors(self, row: OutputAgreement, output_index: int, ours: Leaf) -> OutputAgreement:
         """Measure the errors of a program's output ``ours``; return ``row`` with the errors filled in.
 
         An output within the floor of eager's output is also within the bound for every exact output e: with the error E
         of eager and magnitudes S, ``|ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E``. So is a
-        norm of at most ``(1 - 1 / multiple) * least``: with eager's norm N, their sum is at most ``max(multiple * N,
-        least)``.
+        norm of at most ``(1 - 1 / multiple) * norm_floor``: with the norm N of eager's errors, their sum is at most
+        ``max(multiple * N, norm_floor)``.
         """
-        bound, eager = self.bounds[output], self.eager[output]
+        bound, eager = self.bounds[output_index], self.eager[output_index]
         if self.sample.name in POSTPONED and bound.multiple >= 1 + bound.floor:
             found = measure_errors(row, bound, ours, eager, None)
             if found.holds and found.norm_error <= (1 - 1 / bound.multiple) * found.norm_bound:
                 return found
-        exact = None if self.exact is None else self.exact[output]
+        exact = None if self.exact is None else self.exact[output_index]
         return measure_errors(
-            evolve(row, exact=self.against), bound, ours, eager, exact, partial(self.unstable_parts, output)
+            evolve(row, exact=self.exact_name), bound, ours, eager, exact, partial(self.unstable_parts, output_index)
         )
 
-    def unstable_parts(self, output: int) -> Iterator[UnstablePart | Spread]:
+    def unstable_parts(self, output_index: int) -> Iterator[UnstablePart | Spread]:
         """Yield the part of an output that depends on discrete choices; then its spread under random rounding."""
-        if (flips := self._flipped_parts[output]) is not None:
+        if (flips := self._parts_of_discrete_choices[output_index]) is not None:
             yield flips
-        if (drawn := self._rounding_extremes[output]) is not None:
+        if (drawn := self._rounding_spreads[output_index]) is not None:
             yield drawn
 
     @cached_property
-    def _flipped_parts(self) -> list[UnstablePart | None]:
+    def _parts_of_discrete_choices(self) -> list[UnstablePart | None]:
         if self.exact is None:
             return [None] * len(self.eager)
         noise = max((bound.floor for bound in self.bounds), default=0.0) / 2
         runs = [self._run_with_noise(noise, seed) for seed in range(TRIES)]
-        return [_varying_part(exact, values, noise) for exact, *values in zip(self.exact, *runs, strict=True)]
+        return [_unstable_part(exact, values, noise) for exact, *values in zip(self.exact, *runs, strict=True)]
 
     @cached_property
-    def _rounding_extremes(self) -> list[Spread | None]:
+    def _rounding_spreads(self) -> list[Spread | None]:
         if self.exact is None:
             return [None] * len(self.eager)
         limits = [_error_limit(*each) for each in zip(self.bounds, self.eager, self.exact, strict=True)]
         spreads = [None if limit is None else Spread(e, e) for limit, e in zip(limits, self.exact, strict=True)]
         try:
             for seed in range(TRIES, TRIES + ROUNDINGS):
-                values = self._run_with_noise(self._half_unit, seed)
+                values = self._run_with_noise(self._largest_rounding_error, seed)
                 spreads = [_add_rounding(*each) for each in zip(spreads, values, self.exact, limits, strict=True)]
         except RuntimeError:  # out of memory: rounding explains no more elements
             return [None] * len(self.eager)
         return spreads
 
-    def _half_unit(self, dtype: torch.dtype) -> float:
+    def _largest_rounding_error(self, dtype: torch.dtype) -> float:
         """Return the largest relative rounding error of a dtype; for float32 that of matmuls, which may use TF32."""
         if dtype == torch.float32 and any(bound.products == "tf32" for bound in self.bounds):
             return 2.0**-11
@@ -176,7 +176,7 @@ def _run_eager(
         del first  # else it and this frame hold each other, and the tensors in its traceback
 
 
-def _run_exact(
+def _run_in_widest_dtype(
     leaves: Sequence[object],
     source: Program,
     parameters: Mapping[str, torch.Tensor],
@@ -209,10 +209,10 @@ def _add_rounding(spread: Spread | None, value: Leaf, exact: Leaf, bound: float 
     """Return the spread extended by the values of one more run; None if the values have different sizes."""
     if spread is None or bound is None or not isinstance(value, torch.Tensor) or value.shape != exact.shape:
         return None
-    return spread.add_rounding(value, exact, bound)
+    return spread.add_run(value, exact, bound)
 
 
-def _varying_part(exact: object, others: Sequence[Leaf], noise: float) -> UnstablePart | None:
+def _unstable_part(exact: object, others: Sequence[Leaf], noise: float) -> UnstablePart | None:
     """Return the elements of an output that depend on discrete choices. Return None if more than half of the floats
     change, since the whole output is then sensitive to rounding."""
     if not isinstance(exact, torch.Tensor) or exact.is_complex() or any(v.shape != exact.shape for v in others):

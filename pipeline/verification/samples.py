@@ -65,7 +65,7 @@ def create_samples(program: Program, source: Program, inputs: UserInputs = None)
 
 def create_sample(program: Program, sizes: Mapping[str, int]) -> Sample:
     """Generate the inputs of a call with these sizes (by symbol), as `create_samples` does."""
-    return _create_sample(program, program.as_source(), "given", sizes, None)
+    return _create_sample(program, program.without_weights(), "given", sizes, None)
 
 
 def _create_sample(
@@ -74,17 +74,17 @@ def _create_sample(
     if callable(inputs):
         return _user_sample(program, name, inputs(sizes_by_location(program, sizes)))
     limits = index_limits(source)
-    values = [_input_value(program, i, port, sizes, limits) for i, port in enumerate(program.inputs)]
+    values = [_input_and_alternative(program, i, port, sizes, limits) for i, port in enumerate(program.inputs)]
     first, second = zip(*values, strict=True) if values else ((), ())
     return Sample(name, FrozenDict(sizes_by_location(program, sizes)), tuple(first), tuple(second))
 
 
 def _user_sample(program: Program, name: str, call: object) -> Sample:
-    leaves = flatten_inputs(program, *split_call(call))
+    leaves = flatten_inputs(program, *split_call_inputs(call))
     return Sample(name, FrozenDict(sizes_by_location(program, bind_symbols(program, leaves))), tuple(leaves))
 
 
-def split_call(call: object) -> Arguments:
+def split_call_inputs(call: object) -> Arguments:
     """Split the inputs of a call, as the user passed them, into positional and keyword inputs."""
     if isinstance(call, Mapping):
         return (), dict(call)
@@ -113,8 +113,8 @@ def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
 
 
 def tuned_sizes(program: Program, profile: int | None = None) -> list[dict[str, int]]:
-    """Return the optimal sizes, for which engines are tuned. For a given profile, also return smaller sizes, since
-    calls may have any size: sizes whose optimum is the maximum are a quarter of it."""
+    """Return the optimal sizes, for which engines are tuned. For a given profile, also return smaller sizes: a quarter
+    of the optimum where that is the maximum."""
     narrowed = {} if profile is None else program.profiles[profile]
     symbols = program.shapes.symbols
     own = {name: evolve(symbol, range=narrowed.get(name, symbol.range)) for name, symbol in symbols.items()}
@@ -126,7 +126,7 @@ def tuned_sizes(program: Program, profile: int | None = None) -> list[dict[str, 
 
 def _feasible_sizes(program: Program, choose: Callable[[Range], int]) -> dict[str, int]:
     """Return sizes that ``choose`` takes from their ranges, or the nearest ones that satisfy all relations."""
-    read = {s.name for p in program.inputs for d in _expressions(p) if not isinstance(d, int) for s in d.free_symbols}
+    read = {s.name for p in program.inputs for d in _size_exprs(p) if not isinstance(d, int) for s in d.free_symbols}
     ranges = {name: program.shapes[name] for name in program.shapes if name in read}
     sizes = {name: choose(r) for name, r in ranges.items()}
     if _satisfies_relations(program, sizes):
@@ -138,7 +138,7 @@ def _feasible_sizes(program: Program, choose: Callable[[Range], int]) -> dict[st
     return sizes
 
 
-def _expressions(port: Port) -> Sequence[Leaf]:
+def _size_exprs(port: Port) -> Sequence[Leaf]:
     return port.shape if port.kind == "tensor" else (port.value,) if port.kind == "symint" else ()
 
 
@@ -146,11 +146,11 @@ def _satisfies_relations(program: Program, sizes: Mapping[str, int]) -> bool:
     """Return whether these sizes satisfy the relations between the program's sizes."""
     if not all(r.holds(sizes) for r in program.shapes.relations if r.symbols <= sizes.keys()):
         return False
-    rows = ((d, r) for p in program.inputs for d, r in zip(_expressions(p), p.ranges, strict=False))
+    rows = ((d, r) for p in program.inputs for d, r in zip(_size_exprs(p), p.ranges, strict=False))
     return all(r.min <= evaluate_size(d, sizes) <= r.max for d, r in rows)
 
 
-def _input_value(
+def _input_and_alternative(
     program: Program, index: int, port: Port, sizes: Mapping[str, int], limits: Mapping[str, int]
 ) -> tuple[Any, Any]:
     """Generate the value of one input, and an alternative value for the case that eager rejects the first."""
@@ -166,7 +166,7 @@ def _input_value(
     if list(example.shape) == shape or not example.numel():
         value = example.clone() if list(example.shape) == shape else example.new_zeros(shape)
         return value, value
-    return _resample(example, shape, index), _tile(example, shape)
+    return _resample(example, shape, index), _crop_or_repeat(example, shape)
 
 
 def _resample(example: torch.Tensor, shape: Sequence[int], seed: int) -> torch.Tensor:
@@ -177,7 +177,7 @@ def _resample(example: torch.Tensor, shape: Sequence[int], seed: int) -> torch.T
     return flat[indices.to(flat.device)]
 
 
-def _tile(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+def _crop_or_repeat(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Return the example, cropped or repeated to a new shape, so that ascending values still ascend."""
     for dim, size in enumerate(shape):
         indices = torch.arange(size, device=example.device) % max(example.shape[dim], 1)
@@ -202,7 +202,7 @@ def index_limits(program: Program) -> dict[str, int]:
     limits: dict[str, int] = {}
     for node in program.graph.nodes:
         for index, entries in _table_lookups(node):
-            name = _origin_name(index)
+            name = _name_before_moves(index)
             limits[name] = min(entries, limits.get(name, entries))
     return {port.name: limits[port.name] for port in program.inputs if port.name in limits}
 
@@ -222,8 +222,8 @@ def _table_lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
             yield index, shape[dim]
 
 
-def _origin_name(node: torch.fx.Node) -> str:
-    """Return the name of the node from which ``node`` gets its elements, which it only moves or casts."""
+def _name_before_moves(node: torch.fx.Node) -> str:
+    """Return the name of the node whose elements this node (or a chain of nodes) only moves or casts; else its own."""
     while is_move(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node.name

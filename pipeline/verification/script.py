@@ -108,7 +108,7 @@ class _Writer:
         given = "".join(f"\n    {_random_tensor_source(values[n.name])},  # {n.name}" for n in inputs)
         registered = (f"self.register_buffer({n.name!r}, {_random_tensor_source(values[n.name])})" for n in constants)
         return TEXT.format(
-            title=_title(fault),
+            title=_script_title(fault),
             constants="\n".join(f"        {line}" for line in registered) or "        pass",
             parameters="".join(f", {n.name}" for n in inputs),
             body="\n".join(f"        {n.name} = {self.call_source(n, sources)}" for n in self.nodes),
@@ -125,15 +125,15 @@ class _Writer:
         name = qualified_name(node.target)
         return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(arguments)})"
 
-    def source(self, value: object, sources: dict[torch.fx.Node, str]) -> str:
+    def source(self, argument: object, sources: dict[torch.fx.Node, str]) -> str:
         """Return the Python source of a node's argument."""
-        if isinstance(value, torch.fx.Node):
-            if value in sources or value.name in self.names:
-                return sources.get(value, value.name)
-            return f"{self.source(value.args[0], sources)}[{value.args[1]}]"  # an item
-        if isinstance(value, list | tuple):
-            return f"[{', '.join(self.source(v, sources) for v in value)}]"
-        return _value_source(value)
+        if isinstance(argument, torch.fx.Node):
+            if argument in sources or argument.name in self.names:
+                return sources.get(argument, argument.name)
+            return f"{self.source(argument.args[0], sources)}[{argument.args[1]}]"  # an item
+        if isinstance(argument, list | tuple):
+            return f"[{', '.join(self.source(v, sources) for v in argument)}]"
+        return _value_source(argument)
 
     def result_sources(self) -> list[str]:
         """Return the module's results as source: tensors of faulty nodes that other nodes, or none, read."""
@@ -148,7 +148,7 @@ class _Writer:
         return found
 
 
-def _title(fault: Fault) -> str:
+def _script_title(fault: Fault) -> str:
     nodes = ", ".join(f"{n} ({t})" for n, t in zip(fault.nodes, fault.targets, strict=True))
     failure = f": {fault.failures[0]}" if fault.failures else ""
     return f"The engine of {nodes} is wrong{failure}.".replace('"', "'").replace("\\", "/")

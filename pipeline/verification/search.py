@@ -1,11 +1,10 @@
-"""Search for the smallest sets of nodes for which a predicate is true; this algorithm does not depend on programs.
+"""Search for the smallest sets of nodes that are wrong, given a function that says whether a set of nodes is wrong.
 
-Nodes are in execution order. A question is a call of the predicate: is a set of nodes wrong? The last node of the
-shortest wrong
-prefix belongs to the fault: bisection finds it with log2(n) questions. If this node alone is wrong, it is the fault. If
-not, it is wrong together with earlier nodes: the search repeats on these until the collected nodes alone are wrong. The
-last question asks for all nodes without the fault: if they are wrong, there is another fault. Finding a single faulty
-node needs 1 + log2(n) + 2 questions, rounded up: the whole program, the bisection, the node alone, the rest without it.
+Nodes are in execution order. A question is a call of that function. The last node of the shortest wrong prefix belongs
+to the fault: bisection finds it with log2(n) questions. If this node alone is wrong, it is the fault. If not, it is
+wrong together with earlier nodes: the search repeats on these until the collected nodes alone are wrong. The last
+question is about all nodes without the fault: if they are wrong, there is another fault. Finding a single faulty node
+needs 1 + log2(n) + 2 questions, rounded up: the whole program, the bisection, the node alone, the rest without it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ IsWrong = Callable[[frozenset[str]], bool | None]
 
 
 class OutOfBuildsError(PipelineError):
-    """The search asked as many questions as its limit allows (each compiles a program)."""
+    """The search reached its limit of questions; to answer a question, a program is compiled."""
 
 
 @define
@@ -60,7 +59,7 @@ def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
     right_prefix = 0
     try:
         while wrong := is_wrong(rest):
-            found, right_prefix = _reduce(rest, right_prefix, is_wrong)
+            found, right_prefix = _reduce_to_smallest(rest, right_prefix, is_wrong)
             sets.append(tuple(n for n in rest if n in found))
             rest = [n for n in rest if n not in found]
     except _LimitReached as cut:
@@ -74,7 +73,7 @@ def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
 def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
     """Return a smallest wrong subset of wrong nodes; a larger subset if the limit of questions is reached."""
     try:
-        found, _ = _reduce(nodes, 0, is_wrong)
+        found, _ = _reduce_to_smallest(nodes, 0, is_wrong)
     except _LimitReached as cut:
         found = cut.nodes
     return tuple(node for node in nodes if node in found)
@@ -88,8 +87,8 @@ class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
         self.nodes = nodes
 
 
-def _reduce(nodes: Sequence[str], right_prefix: int, is_wrong: Predicate) -> tuple[frozenset[str], int]:
-    """Return a smallest wrong subset of wrong nodes, and the length of a prefix of the remaining nodes that is right.
+def _reduce_to_smallest(nodes: Sequence[str], right_prefix: int, is_wrong: Predicate) -> tuple[frozenset[str], int]:
+    """Return a smallest wrong subset of wrong nodes, and how many of the first remaining nodes are right together.
 
     right_prefix: the number of nodes at the start that are known not to be wrong together.
     """
@@ -107,12 +106,12 @@ def _reduce(nodes: Sequence[str], right_prefix: int, is_wrong: Predicate) -> tup
 
 
 def _find_border(candidates: Sequence[str], low: int, collected: Sequence[str], is_wrong: Predicate) -> tuple[int, int]:
-    """Find the last node of the shortest wrong prefix of the candidates by bisection: return two prefix lengths. With
-    the ``collected`` nodes, the shorter prefix is right and the longer one is wrong. The lengths differ by 1, unless
-    the predicate has no answer in between."""
+    """Find the shortest wrong prefix of the candidates by bisection: return the lengths of two prefixes. The shorter
+    is right together with the ``collected`` nodes, the longer one wrong. Their lengths differ by 1, unless the
+    predicate has no answer in between. ``low``: the length of a prefix that is known to be right."""
     high = len(candidates)
     while high - low > 1:
-        for middle in _from_middle(low, high):
+        for middle in _integers_from_middle(low, high):
             wrong = is_wrong([*collected, *candidates[:middle]])
             if wrong is not None:
                 low, high = (low, middle) if wrong else (middle, high)
@@ -122,7 +121,7 @@ def _find_border(candidates: Sequence[str], low: int, collected: Sequence[str], 
     return low, high
 
 
-def _from_middle(low: int, high: int) -> list[int]:
+def _integers_from_middle(low: int, high: int) -> list[int]:
     """Return the integers between ``low`` and ``high``, ordered from the middle outwards."""
     middle = (low + high) // 2
     return sorted(range(low + 1, high), key=lambda index: abs(index - middle))

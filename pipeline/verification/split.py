@@ -1,4 +1,4 @@
-"""Create a program that runs only some nodes in TensorRT, to find out whether these are wrong."""
+"""Partition a program so that only certain nodes run in TensorRT, to find out whether their results are wrong."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ def put_in_engines(partitioned: Partitioned, nodes: frozenset[str]) -> Partition
     """
     program = partitioned.program
     outside = {n.name for n in program.graph.nodes if is_operator(n)} - nodes
-    validated = reject_nodes(
-        Validated(program, partitioned.verdicts), dict.fromkeys(outside, Rejection("the trial runs it in PyTorch"))
-    )
+    reason = Rejection("this trial runs only other operators in TensorRT")
+    validated = reject_nodes(Validated(program, partitioned.verdicts), dict.fromkeys(outside, reason))
     graph = build_flow(program, frozenset())
     operators = build_units(graph, ())
     in_torch = [graph.nodes[members[0]].name not in nodes for members in operators.members]

@@ -78,7 +78,7 @@ def elements(value: Any) -> set[float]:
 @of_kind(*PART)
 def test_the_result_has_no_elements_but_those_of_the_first_argument(target: Any) -> None:
     def holds(call: Call) -> None:
-        args, kwargs = call.arguments_at()
+        args, kwargs = call.create_arguments()
         result = target(*args, **kwargs)
         found = elements(result[:1] if op_kind(target) is Kind.SELECTS and "indices" in str(target._schema) else result)
         assert found <= elements(args[0])
@@ -90,7 +90,7 @@ def test_the_result_has_no_elements_but_those_of_the_first_argument(target: Any)
 @of_kind(*NEVER_RETURN_INPUT)
 def test_fresh_results_share_no_memory_with_an_argument(target: Any) -> None:
     def holds(call: Call) -> None:
-        args, kwargs = call.arguments_at()
+        args, kwargs = call.create_arguments()
         given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         with suppress(NotImplementedError):  # no kernel for halves on a CPU
             made = {t.untyped_storage().data_ptr() for t in tree_leaves(target(*args, **kwargs))} - {0}
@@ -102,7 +102,7 @@ def test_fresh_results_share_no_memory_with_an_argument(target: Any) -> None:
 @of_kind(Kind.PLACES)
 def test_places_are_not_negative(target: Any) -> None:
     def holds(call: Call) -> None:
-        args, kwargs = call.arguments_at()
+        args, kwargs = call.create_arguments()
         assert all(place >= 0 for place in elements(target(*args, **kwargs)))
 
     for_calls(target, holds)
@@ -111,7 +111,7 @@ def test_places_are_not_negative(target: Any) -> None:
 @of_kind(Kind.POINTWISE)
 def test_elementwise_operators_broadcast(target: Any) -> None:
     def holds(call: Call) -> None:
-        args, kwargs = call.arguments_at()
+        args, kwargs = call.create_arguments()
         result = target(*args, **kwargs)
         shapes = [t.shape for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         assert tree_leaves(result)[0].shape == torch.broadcast_shapes(*shapes)
@@ -122,7 +122,7 @@ def test_elementwise_operators_broadcast(target: Any) -> None:
 @of_kind(Kind.RESHAPES)
 def test_what_states_its_sizes_has_them(target: Any) -> None:
     def holds(call: Call) -> None:
-        args, kwargs = call.arguments_at()
+        args, kwargs = call.create_arguments()
         result = target(*args, **kwargs)
         torch.testing.assert_close(result.flatten(), args[0].flatten(), rtol=0, atol=0, equal_nan=True)
         assert not has_explicit_sizes(target) or all(s in (-1, n) for s, n in zip(args[1], result.shape, strict=True))

@@ -49,7 +49,7 @@ def call(target: Any, *args: Any, outputs: Any = None, sizes: Any = None, **kwar
 def _names(argument: Any) -> tuple[str, ...]:
     if isinstance(argument, list):
         return tuple(name for each in argument for name in _names(each))
-    return argument.names if isinstance(argument, TensorSpec | Size) else ()
+    return argument.size_names if isinstance(argument, TensorSpec | Size) else ()
 
 
 def pool(target: Any, spec: TensorSpec, *windows: Any, **more: Any) -> Call:

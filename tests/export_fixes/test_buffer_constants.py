@@ -14,7 +14,7 @@ import pipeline
 from pipeline import Compiled, RefitError
 from pipeline.export_fixes.exporter import _Exporter
 from pipeline.export_fixes.known_values import track_values
-from pipeline.recipes import buffer_numbers
+from pipeline.recipes import named_buffer_numbers
 from pipeline.stages.unbuilt import unbuilt
 
 X: Final = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -120,7 +120,7 @@ def test_a_number_is_read(name: str, device: str | None) -> None:
     model = Holds(function, number)
     result = compiled(model, device)
     torch.testing.assert_close(result.module("reference")(X), model(X))
-    assert dict(result.program.numbers) == dict(buffer_numbers("n", number))
+    assert dict(result.program.numbers) == dict(named_buffer_numbers("n", number))
     assert torch.equal(model.n, number)
     pipeline.refit_module_weights(result, model)
     with pytest.raises(RefitError, match=r"n(\[0\])?: it is .*, and the model's code read .* during capture"):

@@ -103,7 +103,7 @@ def _arguments(choose: Choose) -> tuple[dict[str, Leaf], dict[str, Leaf]]:
 
 def _sizes(choose: Choose, arguments: Mapping[str, object]) -> FrozenDict[str, tuple[int, int, int]]:
     specs = [leaf for leaf in tree_flatten(dict(arguments))[0] if isinstance(leaf, TensorSpec)]
-    names = dict.fromkeys(name for spec in specs for name in spec.names)
+    names = dict.fromkeys(name for spec in specs for name in spec.size_names)
     return FrozenDict({name: choose(RANGES) for name in names})
 
 
@@ -120,7 +120,9 @@ def _numbered(sizes: Mapping[str, tuple[int, int, int]]) -> Iterator[tuple[int, 
 
 
 def _world(arguments: Mapping[str, object], sizes: Mapping[str, int]) -> dict[str, Leaf]:
-    world: dict[str, object] = tree_map(lambda v: v.at(sizes) if isinstance(v, TensorSpec) else v, dict(arguments))
+    world: dict[str, object] = tree_map(
+        lambda leaf: leaf.create_tensor(sizes) if isinstance(leaf, TensorSpec) else leaf, dict(arguments)
+    )
     return world
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.recipes import buffer_numbers
+from pipeline.recipes import named_buffer_numbers
 from tests.converters.test_index_counted import FORMS, Picks, example
 from tests.export_fixes.test_buffer_constants import READ, Holds, X
 from tests.export_fixes.test_constant_inputs import GRID, Literal, Turned, Windows, inputs
@@ -49,7 +49,7 @@ def test_numbers_of_buffers_on_the_gpu(name: str) -> None:
     function, number = READ[name]
     model, x = Holds(function, number).eval().cuda(), X.cuda()
     made = pipeline.default(require_full_compilation=True, min_block_size=1)(model, (x,))
-    assert dict(made.program.numbers) == dict(buffer_numbers("n", number))
+    assert dict(made.program.numbers) == dict(named_buffer_numbers("n", number))
     torch.testing.assert_close(made.module("tensorrt")(x), model(x), rtol=2e-3, atol=2e-3)
 
 

@@ -17,7 +17,7 @@ from pipeline.shapes.environment import shape_of
 from pipeline.testing import Call, Size
 from pipeline.testing.strategies.common import (
     Draw,
-    broadcastable,
+    broadcast_shapes,
     dim_lists,
     floats,
     name_sizes,
@@ -54,7 +54,7 @@ def wrong_axis(fault: bool) -> Any:
 
 @strategy(aten.amax.default)
 def _maxima(draw: Draw, target: Any) -> Call:
-    shape = draw(shapes(1, 4, zero=False))
+    shape = draw(shapes(1, 4, with_zero=False))
     call = Call(
         target, (draw(tensors(shape, draw(floats))), draw(dim_lists(len(shape), min_size=1)), draw(st.booleans()))
     )
@@ -202,7 +202,7 @@ def baked_size(fault: bool) -> Any:
 
 @strategy(aten.mean.dim)
 def _means(draw: Draw, target: Any) -> Call:
-    shape = draw(shapes(1, 3, zero=False))
+    shape = draw(shapes(1, 3, with_zero=False))
     call = Call(
         target, (draw(tensors(shape, torch.float32)), [draw(st.integers(0, len(shape) - 1))], draw(st.booleans()))
     )
@@ -251,7 +251,7 @@ def _views(draw: Draw, target: Any) -> Call:
 
 @strategy(aten.where.self)
 def _selections(draw: Draw, target: Any) -> Call:
-    shapes3, dtype = draw(broadcastable(3)), draw(floats)
+    shapes3, dtype = draw(broadcast_shapes(3)), draw(floats)
     condition, a, b = (tensors(s, d) for s, d in zip(shapes3, (torch.bool, dtype, dtype), strict=True))
     return draw(name_sizes(Call(target, (draw(condition), draw(a), draw(b)))))
 

@@ -20,7 +20,7 @@ from pipeline.testing.compare import compute_expected, describe_difference
 from pipeline.testing.strategies import strategy_for
 from pipeline.testing.strategies.common import (
     Draw,
-    broadcastable,
+    broadcast_shapes,
     is_accepted_by_eager,
     name_sizes,
     shapes,
@@ -60,14 +60,14 @@ def as_complex(draw: Draw, target: Any) -> Call:
 
 @strategy(aten.complex.default, aten.polar.default)
 def of_two_reals(draw: Draw, target: Any) -> Call:
-    return draw(name_sizes(Call(target, tuple(numbers(draw, s, torch.float32) for s in draw(broadcastable(2, 4))))))
+    return draw(name_sizes(Call(target, tuple(numbers(draw, s, torch.float32) for s in draw(broadcast_shapes(2, 4))))))
 
 
 @strategy(aten.add.Tensor, aten.sub.Tensor, aten.rsub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.eq.Tensor)
 def binary(draw: Draw, target: Any) -> Call:
     kinds = draw(st.sampled_from(("cc", "cr", "rc", "cs", "rs", "ci")))
     dtypes = {"c": torch.complex64, "r": torch.float32, "i": torch.int64}
-    a, b = draw(broadcastable(2, 4))
+    a, b = draw(broadcast_shapes(2, 4))
     first = numbers(draw, a, dtypes[kinds[0]])
     second = numbers(draw, b, dtypes[kinds[1]], "nonzero") if kinds[1] != "s" else draw(SCALARS)
     return draw(name_sizes(Call(target, (first, second if kinds != "rs" else 2j))))
@@ -86,7 +86,7 @@ def power(draw: Draw, target: Any) -> Call:
 
 @strategy(aten.vdot.default)
 def vectors(draw: Draw, target: Any) -> Call:
-    shape = draw(shapes(1, 1, zero=False))
+    shape = draw(shapes(1, 1, with_zero=False))
     return draw(name_sizes(Call(target, (numbers(draw, shape), numbers(draw, shape)))))
 
 
@@ -202,10 +202,10 @@ def stacked(result: Any) -> tuple[torch.Tensor, ...]:
 @given(st.data())
 def test_a_rule_is_the_operator(target: Any, data: st.DataObject) -> None:
     call = data.draw(strategy(target))
-    args, kwargs = in_pairs(call.arguments_at())
+    args, kwargs = in_pairs(call.create_arguments())
     eager = call.run_eager()
     got = stacked(rule_with_cast_results(RULES[target], eager)(*args, **kwargs))
-    want = compute_expected(call, call.opt, [g.dtype for g in got])
+    want = compute_expected(call, call.opt_sizes, [g.dtype for g in got])
     assert not any(describe_difference(want, i, g, "reference") for i, g in enumerate(got))
 
 

@@ -102,9 +102,9 @@ def test_a_failing_program_comes_with_its_script(monkeypatch: pytest.MonkeyPatch
 def test_a_snapshot_names_what_changed() -> None:
     tree: Any = {"a": torch.zeros(2), "b": [torch.tensor([float("nan")])]}
     snapshot = Snapshot.take(tree)
-    assert not snapshot.changes()
+    assert not snapshot.describe_changes()
     tree["b"][0].zero_()
-    assert snapshot.changes() == "['b'][0]"
+    assert snapshot.describe_changes() == "['b'][0]"
 
 
 def test_sharing_is_told_where_eager_does_not_share() -> None:

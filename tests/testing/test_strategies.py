@@ -28,12 +28,12 @@ def finds(strategy: st.SearchStrategy[Any], condition: Callable[[Any], bool]) ->
     hypothesis.find(strategy, condition, settings=settings)
 
 
-@given(common.broadcastable(3))
+@given(common.broadcast_shapes(3))
 def test_shapes_broadcast(shapes: tuple[common.Shape, ...]) -> None:
     torch.broadcast_shapes(*shapes)
 
 
-@given(common.shapes(1, 4, elements=100))
+@given(common.shapes(1, 4, max_numel=100))
 def test_shapes_stay_small(shape: common.Shape) -> None:
     assert 1 <= len(shape) <= 4 and torch.Size(shape).numel() <= 100
 

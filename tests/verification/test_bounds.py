@@ -89,7 +89,7 @@ def test_roundings_explain_a_norm_that_a_quarter_of_them_reach() -> None:
     exact = torch.linspace(-1, 1, 256, dtype=torch.float64)
     drawn = Spread(exact, exact)
     for far in (True, False, False, False):  # one of four takes another way
-        drawn = drawn.add_rounding(exact + far * 0.002 * exact.flip(0), exact, 1.0)
+        drawn = drawn.add_run(exact + far * 0.002 * exact.flip(0), exact, 1.0)
     found = row((exact + 0.002 * exact).half(), exact.half(), exact, Bound(torch.float16), lambda: [drawn])
     assert found.holds and found.norm_bound == pytest.approx(0.0025)
     assert not row((exact + 0.004 * exact).half(), exact.half(), exact, Bound(torch.float16), lambda: [drawn]).holds
@@ -150,7 +150,7 @@ def test_an_element_lies_in_the_range_that_other_roundings_give_it() -> None:
     other = torch.tensor([1.0, 3.0, 8.0, 4.0], dtype=torch.float64)
     drawn = Spread(exact, exact)
     for value in (other, *[exact] * 9):
-        drawn = drawn.add_rounding(value, exact, 1e-5)
+        drawn = drawn.add_run(value, exact, 1e-5)
     assert drawn.draws == ((1, 1 / 8), *[(0, 0.0)] * 9)
     wrong: list[tuple[float, ...]] = [(1, 3.1, 8, 4), (1, 1.9, 8, 4), (1, 3, 7, 4)]
     for values, holds in [((1, 3, 8, 4), True), *((each, False) for each in wrong)]:
@@ -164,7 +164,7 @@ def test_a_rounding_without_a_number_widens_no_range() -> None:
     exact = torch.tensor([1.0, 2.0, 8.0, 4.0], dtype=torch.float64)
     drawn = Spread(exact, exact)
     for value in (INF, NAN, -INF):
-        drawn = drawn.add_rounding(torch.tensor([value, 2.0, 8.0, 4.0]).double(), exact, 1e-5)
+        drawn = drawn.add_run(torch.tensor([value, 2.0, 8.0, 4.0]).double(), exact, 1e-5)
     assert torch.equal(drawn.low, exact) and torch.equal(drawn.high, exact)
 
 
@@ -191,7 +191,7 @@ def test_an_output_of_many_choices_may_differ_as_its_roundings_do(ours: torch.Te
     exact = torch.arange(16, dtype=torch.float64)
     drawn = Spread(exact, exact)
     for place in range(4):
-        drawn = drawn.add_rounding(moved(*(i % 6 for i in range(place, place + 3))), exact, 1e-5)
+        drawn = drawn.add_run(moved(*(i % 6 for i in range(place, place + 3))), exact, 1e-5)
     found = row(ours.float(), exact.float(), exact, varied=lambda: [drawn])
     assert found.holds == holds
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline.verification.eager import EagerRun, last_uses
+from pipeline.verification.eager import EagerRun, values_freed_after
 
 CPU = torch.device("cpu")
 
@@ -76,7 +76,7 @@ def test_noise_changes_products_only_as_much(noise: float) -> None:
 
 def test_values_are_let_go_of_after_their_last_use_and_results_are_kept() -> None:
     program = pipeline.capture(Everything().eval(), (torch.randn(3, 6), torch.arange(3), 2.0))
-    order, gone = [n for n in program.graph.nodes if n.op != "output"], last_uses(program.graph)
+    order, gone = [n for n in program.graph.nodes if n.op != "output"], values_freed_after(program.graph)
     returned = set(program.graph.output_node().all_input_nodes)
     let_go = [n for node in order for n in gone[node]]
     assert len(let_go) == len(set(let_go)) and set(let_go) == set(order) - returned

@@ -10,7 +10,7 @@ from torch import nn
 from torch.export import Dim
 
 import pipeline
-from pipeline.verification.samples import create_samples, index_limits, sizes_to_try, split_call
+from pipeline.verification.samples import create_samples, index_limits, sizes_to_try, split_call_inputs
 
 
 class Tokens(nn.Module):
@@ -112,9 +112,9 @@ def test_the_users_own_inputs() -> None:
     ("call", "want"), [((1, 2), ((1, 2), {})), ({"x": 1}, ((), {"x": 1})), (((1,), {"y": 2}), ((1,), {"y": 2}))]
 )
 def test_how_a_call_is_written(call: Any, want: Any) -> None:
-    assert split_call(call) == want
+    assert split_call_inputs(call) == want
 
 
 def test_what_is_no_call() -> None:
     with pytest.raises(TypeError, match="each call must be a tuple of inputs, a dict"):
-        split_call(torch.ones(2))
+        split_call_inputs(torch.ones(2))

@@ -40,7 +40,7 @@ class Row:
     @property
     def names(self) -> list[str]:
         """The names of its sizes."""
-        return sorted({name for spec in self.inputs for name in spec.names})
+        return sorted({name for spec in self.inputs for name in spec.size_names})
 
     @property
     def sizes_to_try(self) -> list[dict[str, int]]:
@@ -50,7 +50,7 @@ class Row:
 
     def tensors(self, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
         """Its inputs for these sizes; those of equal specs differ."""
-        return tuple(evolve(spec, seed=101 * i).at(sizes) for i, spec in enumerate(self.inputs))
+        return tuple(evolve(spec, seed=101 * i).create_tensor(sizes) for i, spec in enumerate(self.inputs))
 
     @property
     def dynamic_shapes(self) -> tuple[dict[int, torch.export.Dim], ...]:

@@ -13,7 +13,7 @@ declares strategies by ``@strategy``:
 
     @strategy(aten.add.Tensor, aten.sub.Tensor)
     def add(draw, target):
-        dtype, (a, b) = draw(dtypes), draw(broadcastable())
+        dtype, (a, b) = draw(dtypes), draw(broadcast_shapes())
         return draw(name_sizes(Call(target, (draw(tensors(a, dtype)), draw(tensors(b, dtype))), {"alpha": 2})))
 
 Name every size that may be dynamic: tests remove the names if they need a static call.

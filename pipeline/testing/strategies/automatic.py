@@ -1,4 +1,4 @@
-"""Create strategies from operator schemas, for operators whose arguments do not depend on one another.
+"""Create Hypothesis strategies from operator schemas, for operators whose arguments do not depend on one another.
 
 Two kinds of operators qualify: elementwise operators (with torch's tag ``pointwise``), whose tensors broadcast; and
 operators with one tensor and at most one argument of dims: reductions, softmax, cumulative sums. Every other required
@@ -116,14 +116,14 @@ def call_with_arguments(target: object, values: Mapping[str, object]) -> Call:
 def _draw_elementwise_call(draw: Draw, target: Any) -> Call:
     """Generate a call of an elementwise operator: its tensors broadcast, and have one dtype or several."""
     tensors = [a for a in schema_arguments(target) if a.is_tensor and (a.required or draw(st.booleans()))]
-    shapes = draw(common.broadcastable(len(tensors)))
+    shapes = draw(common.broadcast_shapes(len(tensors)))
     dtype = draw(st.sampled_from(accepted_dtypes(target)))
     mixed = draw(st.integers(0, 3)) == 0
     divides = target._schema.name.split("::")[-1] in _DIVISORS
     given: dict[str, TensorSpec | None] = {a.name: None for a in schema_arguments(target) if a.is_tensor}
     for i, (a, shape) in enumerate(zip(tensors, shapes, strict=True)):
         own = a.required_dtype or (draw(st.sampled_from(DTYPES)) if mixed and i else dtype)
-        values = st.just("nonzero") if i and divides and not own.is_floating_point else common.values(own)
+        values = st.just("nonzero") if i and divides and not own.is_floating_point else common.value_kinds(own)
         constant = i > 0 and draw(st.integers(0, 3)) == 0  # a parameter
         given[a.name] = draw(common.tensors(shape, own, values, constant))
     call = call_with_arguments(target, given | _draw_plain_arguments(draw, target, dtype))
@@ -145,7 +145,7 @@ def _draw_call_with_dims(draw: Draw, target: Any) -> Call:
     becomes_whole = result is not None and dtype.is_floating_point and not result.is_floating_point
     finite = becomes_whole or target._schema.name.endswith("_mean")
     kinds = [kind for kind in common.FLOAT_VALUES if not (finite and kind == "special")]
-    spec = draw(common.tensors(shape, dtype, common.values(dtype, kinds)))
+    spec = draw(common.tensors(shape, dtype, common.value_kinds(dtype, kinds)))
     return draw(common.name_sizes(call_with_arguments(target, {tensor: spec} | given)))
 
 
@@ -167,7 +167,7 @@ def _argument_values(argument: Argument, dtype: torch.dtype) -> st.SearchStrateg
 
 @cache
 def accepted_dtypes(target: object) -> tuple[torch.dtype, ...]:
-    """Return the dtypes that an operator accepts for all its tensors; float dtypes are twice in it, for more weight."""
+    """Return the dtypes that an operator accepts for all its tensors; float dtypes twice, to be drawn more often."""
     found = [d for d in DTYPES if any(_is_accepted(_small_call(target, d, number)) for number in (1, 0.5, True))]
     return (*found, *(d for d in found if d.is_floating_point)) or (torch.float32,)
 

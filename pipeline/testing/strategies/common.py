@@ -1,4 +1,4 @@
-"""Building blocks for strategies: shapes, dims, dtypes, numbers, tensors, and names for sizes that may be dynamic.
+"""Building blocks of Hypothesis strategies: shapes, dims, dtypes, numbers, tensors, and names for dynamic sizes.
 
 A strategy first generates a call with static shapes, and then replaces some sizes by names (``name_sizes``).
 """
@@ -41,31 +41,31 @@ seeds = st.integers(0, 99)
 
 @st.composite
 def shapes(
-    draw: Draw, min_rank: int = 0, max_rank: int = 5, *, zero: bool = True, max_size: int = 5, elements: int = 400
+    draw: Draw, min_rank: int = 0, max_rank: int = 5, *, with_zero: bool = True, max_size: int = 5, max_numel: int = 400
 ) -> Shape:
-    """Generate a shape with some sizes of 1, sometimes 0 (with ``zero``), and at most ``elements`` elements."""
+    """Generate a shape with some sizes of 1, sometimes 0 (``with_zero``), and at most ``max_numel`` elements."""
     ranks = [r for r in (2, 3, 1, 4, 0, 2, 3, 4, 3, *range(5, max_rank + 1)) if min_rank <= r <= max_rank]
     rank = draw(st.sampled_from(ranks))
     sizes = [s for s in (2, 3, 1, *range(4, max_size + 1)) if s <= max_size]
     shape = draw(st.tuples(*[st.sampled_from(sizes)] * rank))
-    empty = draw(st.integers(0, 11)) == 11 and zero and rank > 0
+    empty = draw(st.integers(0, 11)) == 11 and with_zero and rank > 0
     place = draw(st.integers(0, rank - 1)) if empty else -1
-    return _limit_elements(tuple(0 if i == place else s for i, s in enumerate(shape)), elements)
+    return _limit_elements(tuple(0 if i == place else s for i, s in enumerate(shape)), max_numel)
 
 
-def _limit_elements(shape: Shape, elements: int) -> Shape:
-    """Reduce a shape to at most ``elements`` elements: halve its sizes, the largest first."""
+def _limit_elements(shape: Shape, max_numel: int) -> Shape:
+    """Reduce a shape to at most ``max_numel`` elements: halve its sizes, the largest first."""
     sizes = list(shape)
-    while math.prod(sizes) > elements:
+    while math.prod(sizes) > max_numel:
         largest = sizes.index(max(sizes))
         sizes[largest] = (sizes[largest] + 1) // 2
     return tuple(sizes)
 
 
 @st.composite
-def broadcastable(draw: Draw, count: int = 2, max_rank: int = 5, *, zero: bool = True) -> tuple[Shape, ...]:
+def broadcast_shapes(draw: Draw, count: int = 2, max_rank: int = 5, *, with_zero: bool = True) -> tuple[Shape, ...]:
     """Generate shapes that broadcast: one is the full shape, all others have sizes of 1 or lack leading dims."""
-    whole = draw(shapes(0, max_rank, zero=zero))
+    whole = draw(shapes(0, max_rank, with_zero=with_zero))
     parts = [draw(_broadcastable_shape(whole)) for _ in range(count - 1)]
     parts.insert(draw(st.integers(0, count - 1)), whole)
     return tuple(parts)
@@ -127,14 +127,14 @@ def spatial_rank(target: Target) -> int:
 
 def any_tensors(shape: Sequence[object], dtype: torch.dtype) -> st.SearchStrategy[TensorSpec]:
     """Return a strategy that generates tensors with any values of the dtype, for operators that only move elements."""
-    return tensors(shape, dtype, values(dtype))
+    return tensors(shape, dtype, value_kinds(dtype))
 
 
-def values(dtype: torch.dtype, names: Sequence[str] = FLOAT_VALUES) -> st.SearchStrategy[str]:
-    """Return a strategy that generates a kind of values: one of ``names`` for a float dtype, else one for integers."""
+def value_kinds(dtype: torch.dtype, float_kinds: Sequence[str] = FLOAT_VALUES) -> st.SearchStrategy[str]:
+    """Return a strategy that generates the name of a kind of values that suits the dtype; for floats from these."""
     if dtype.is_floating_point:
-        return st.sampled_from(names)
-    whole = [v for v in INT_VALUES if v in names] or INT_VALUES[:2]
+        return st.sampled_from(float_kinds)
+    whole = [kind for kind in INT_VALUES if kind in float_kinds] or INT_VALUES[:2]
     return st.sampled_from(("normal",) if dtype == torch.bool else whole)
 
 
@@ -183,7 +183,7 @@ def _runs_in_eager(call: Call, sizes: Mapping[str, int], *, in_float64: bool = F
     tensors = call.create_tensors(sizes)
     if in_float64:
         tensors = tuple(t.double() if t.is_floating_point() else t for t in tensors)
-    args, kwargs = call.with_tensors(tensors, sizes)
+    args, kwargs = call.args_with(tensors, sizes)
     try:
         with torch.no_grad():
             call.target(*args, **kwargs)
@@ -199,8 +199,8 @@ class Strategies(dict[Any, st.SearchStrategy[Call]]):
 
 
 def strategy(*targets: object) -> Callable[[Callable[[Draw, object], object]], Strategies]:
-    """Return a decorator that turns a function ``(draw, target) -> Call`` (or the call's ``args``) into strategies by
-    target; calls that eager rejects are not generated."""
+    """Return a decorator that turns a function ``(draw, target)``, which returns a ``Call`` or its ``args``, into a
+    strategy for each target; calls that eager rejects are not generated."""
 
     return lambda function: Strategies({target: make_strategy(target, function) for target in targets})
 

@@ -1,5 +1,5 @@
-"""Strategies for elementwise operators with restricted arguments.
-Conditions are bool, integer divisors are not 0, and floats that become integers fit these (else devices differ)."""
+"""Random calls of elementwise operators with restricted arguments: bool conditions, integer divisors other than zero.
+Floats that are cast to integers are in the integers' range; beyond it, devices give different results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.testing.strategies.common import (
     INTS,
     Draw,
     any_tensors,
-    broadcastable,
+    broadcast_shapes,
     dtypes,
     floats,
     name_sizes,
@@ -23,22 +23,22 @@ from pipeline.testing.strategies.common import (
     shapes,
     strategy,
     tensors,
-    values,
+    value_kinds,
 )
 
 
 @strategy(aten.where.self)
 def draw_where(draw: Draw, target: object) -> Call:
-    condition, a, b = draw(broadcastable(3))
+    condition, a, b = draw(broadcast_shapes(3))
     dtype = draw(dtypes)
     other = draw(st.just(dtype) | dtypes)
-    given = draw(tensors(a, dtype, values(dtype))), draw(tensors(b, other, values(other)))
+    given = draw(tensors(a, dtype, value_kinds(dtype))), draw(tensors(b, other, value_kinds(other)))
     return draw(name_sizes(Call(target, (draw(tensors(condition, torch.bool)), *given))))
 
 
 @strategy(aten.masked_fill.Tensor, aten.masked_fill.Scalar)
 def draw_masked_fill(draw: Draw, target: object) -> Call:
-    shape, mask = draw(broadcastable(2))
+    shape, mask = draw(broadcast_shapes(2))
     dtype = draw(dtypes)
     scalar = target is aten.masked_fill.Scalar
     value = draw(numbers(dtype) if scalar else any_tensors((), dtype))
@@ -47,16 +47,16 @@ def draw_masked_fill(draw: Draw, target: object) -> Call:
 
 @strategy(aten.floor_divide.default, aten.floor_divide.Scalar)
 def draw_floor_divide(draw: Draw, target: object) -> Call:
-    a, b = draw(broadcastable(2))
+    a, b = draw(broadcast_shapes(2))
     dtype = draw(st.sampled_from((*FLOATS, *INTS, torch.uint8)))
     divisor = tensors(b, dtype, "nonzero") if target is aten.floor_divide.default else numbers(dtype).filter(bool)
-    return draw(name_sizes(Call(target, (draw(tensors(a, dtype, values(dtype))), draw(divisor)))))
+    return draw(name_sizes(Call(target, (draw(tensors(a, dtype, value_kinds(dtype))), draw(divisor)))))
 
 
 @strategy(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor)
 def draw_power(draw: Draw, target: object) -> Call:
     """Generate powers, but not of bools: eager's result is then bool, and that of shape functions int64."""
-    a, b = draw(broadcastable(2))
+    a, b = draw(broadcast_shapes(2))
     dtype = draw(st.sampled_from((*FLOATS, *INTS)))
     whole = not dtype.is_floating_point
     bases = tensors(a, dtype, st.sampled_from(("small", "normal") if whole else ("positive", "special", "small")))
@@ -70,7 +70,7 @@ def draw_power(draw: Draw, target: object) -> Call:
 
 @strategy(aten.round.decimals)
 def draw_round_decimals(draw: Draw, target: object) -> Call:
-    """Generate roundings to decimals without ties, whose direction depends on the rounding error of scaling."""
+    """Generate calls without ties: in which direction a tie is rounded depends on the rounding error of the scaling."""
     shape = draw(shapes())
     spec = tensors(shape, torch.float32, ("between", -90, 90))
     return draw(name_sizes(Call(target, (draw(spec),), {"decimals": draw(st.sampled_from((1, 2, 0, 3)))})))
@@ -82,7 +82,7 @@ def draw_prelu(draw: Draw, target: object) -> Call:
     slopes = (1, shape[1] if draw(st.booleans()) else 1, *[1] * (len(shape) - 2))
     weight = draw(tensors(slopes, dtype, constant=draw(st.booleans())))
     return draw(
-        name_sizes(Call(target, (draw(tensors(shape, dtype, values(dtype))), weight)), {0: other_dims(shape, 1)})
+        name_sizes(Call(target, (draw(tensors(shape, dtype, value_kinds(dtype))), weight)), {0: other_dims(shape, 1)})
     )
 
 
@@ -90,30 +90,30 @@ def draw_prelu(draw: Draw, target: object) -> Call:
 def draw_log_sigmoid(draw: Draw, target: object) -> Call:
     """Generate calls that request only the first result: the second is for gradients, and device-dependent in eager."""
     dtype = draw(floats)
-    call = draw(name_sizes(Call(target, (draw(tensors(draw(shapes()), dtype, values(dtype))),))))
+    call = draw(name_sizes(Call(target, (draw(tensors(draw(shapes()), dtype, value_kinds(dtype))),))))
     return evolve(call, outputs=(0,))
 
 
 prims = torch.ops.prims
 
 
-def _castable(source: torch.dtype, dtype: torch.dtype) -> st.SearchStrategy[str]:
-    if source.is_floating_point and not dtype.is_floating_point and dtype != torch.bool:
+def _kinds_to_cast(source_dtype: torch.dtype, result_dtype: torch.dtype) -> st.SearchStrategy[str]:
+    if source_dtype.is_floating_point and not result_dtype.is_floating_point and result_dtype != torch.bool:
         return st.just("positive")
-    return values(source)
+    return value_kinds(source_dtype)
 
 
 @strategy(aten._to_copy.default)
 def draw_to_copy(draw: Draw, target: object) -> Call:
     source, dtype = draw(dtypes), draw(dtypes)
-    spec = draw(tensors(draw(shapes()), source, _castable(source, dtype)))
+    spec = draw(tensors(draw(shapes()), source, _kinds_to_cast(source, dtype)))
     return draw(name_sizes(Call(target, (spec,), {"dtype": dtype} if draw(st.integers(0, 9)) else {})))
 
 
 @strategy(prims.convert_element_type.default)
 def draw_convert_element_type(draw: Draw, target: object) -> Call:
     source, dtype = draw(dtypes), draw(dtypes)
-    return draw(name_sizes(Call(target, (draw(tensors(draw(shapes()), source, _castable(source, dtype))), dtype))))
+    return draw(name_sizes(Call(target, (draw(tensors(draw(shapes()), source, _kinds_to_cast(source, dtype))), dtype))))
 
 
 @strategy(aten.copy.default)
@@ -121,5 +121,5 @@ def draw_copy(draw: Draw, target: object) -> Call:
     source, dtype = draw(dtypes), draw(dtypes)
     shape = draw(shapes())
     part = draw(st.sampled_from((shape, shape[1:], tuple(1 for _ in shape), ())))
-    given = draw(tensors(shape, dtype)), draw(tensors(part, source, _castable(source, dtype)))
+    given = draw(tensors(shape, dtype)), draw(tensors(part, source, _kinds_to_cast(source, dtype)))
     return draw(name_sizes(Call(target, given)))

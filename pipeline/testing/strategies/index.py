@@ -1,4 +1,4 @@
-"""Strategies for operators that select or write elements by index tensors and masks, or look up rows of a table."""
+"""Random calls of operators that select or write elements by index tensors and masks, or look up rows of a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.testing.strategies.common import (
     Draw,
     Shape,
     any_tensors,
-    broadcastable,
+    broadcast_shapes,
     dims,
     dtypes,
     floats,
@@ -27,18 +27,18 @@ from pipeline.testing.strategies.common import (
 
 
 @st.composite
-def _index_tensors(draw: Draw, shape: Shape, *, once: bool = False) -> list[Leaf]:
-    """Generate index tensors for some dims and None for all other dims; the tensors broadcast together. With ``once``,
-    no element is indexed twice.
+def _index_tensors(draw: Draw, shape: Shape, *, distinct: bool = False) -> list[Leaf]:
+    """Generate index tensors for some dims and None for all other dims; the tensors broadcast together. If the indices
+    are ``distinct``, no element is indexed twice.
 
     If there are several index tensors, none has rank 0, for which torch 2.13 predicts a wrong shape.
     """
     count = draw(st.integers(1, min(len(shape), 3)))
     axes = sorted(draw(st.permutations(range(len(shape))))[:count])
-    parts = [part or (1,) * (count > 1) for part in draw(broadcastable(count, 2, zero=False))]
+    parts = [part or (1,) * (count > 1) for part in draw(broadcast_shapes(count, 2, with_zero=False))]
     dtype = draw(st.sampled_from([torch.int64, torch.int64, torch.int32]))
     found = dict[int, TensorSpec]()
-    if once:  # the same distinct indices into each of these dims
+    if distinct:  # the same distinct indices into each of these dims
         constant, places = draw(st.booleans()), range(min(shape[a] for a in axes))
         for a in axes:
             signed = [i - shape[a] if i % 2 else i for i in reversed(places)]
@@ -51,7 +51,7 @@ def _index_tensors(draw: Draw, shape: Shape, *, once: bool = False) -> list[Leaf
 
 @strategy(aten.index.Tensor)
 def draw_index(draw: Draw, target: object) -> Call:
-    shape = draw(shapes(1, 4, zero=False))
+    shape = draw(shapes(1, 4, with_zero=False))
     indices = draw(_index_tensors(shape))
     call = Call(target, (draw(any_tensors(shape, draw(dtypes))), indices))
     free = [d for d in range(len(shape)) if d >= len(indices) or indices[d] is None]
@@ -60,7 +60,7 @@ def draw_index(draw: Draw, target: object) -> Call:
 
 @strategy(aten.index_put.default)
 def draw_index_put(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
+    shape, dtype = draw(shapes(1, 4, with_zero=False)), draw(dtypes)
     x = draw(tensors(shape, dtype))
     if draw(st.booleans()):
         place = draw(st.integers(0, len(shape) - 1))
@@ -70,14 +70,14 @@ def draw_index_put(draw: Draw, target: object) -> Call:
         mask = draw(tensors(covered, torch.bool))
         accumulate = draw(st.booleans()) and dtype.is_floating_point
         if draw(st.booleans()):  # a value for each element that the mask selects
-            picks = tuple(mask.at({}).flatten().tolist())
+            picks = tuple(mask.create_tensor({}).flatten().tolist())
             mask = TensorSpec(covered, torch.bool, ("given", picks))
             given = (*draw(st.sampled_from([shape[:place], ()])), sum(picks), *rest)
         call = Call(target, (x, [*[None] * place, mask], draw(tensors(given, dtype)), accumulate))
         free = [d for d in range(len(shape)) if not place <= d < place + len(covered)]
         return draw(name_sizes(call, {0: free})) if given in ((), (1,)) and free else call
     accumulate = draw(st.booleans()) and dtype not in (torch.bool, torch.uint8, torch.int8)
-    indices = draw(_index_tensors(shape, once=not accumulate))
+    indices = draw(_index_tensors(shape, distinct=not accumulate))
     free = [d for d in range(len(shape)) if d >= len(indices) or indices[d] is None]
     places = [None if i is None else torch.zeros(i.shape, dtype=torch.int64) for i in indices]
     whole = tuple(aten.index.Tensor(torch.empty(shape), places).shape)
@@ -88,7 +88,7 @@ def draw_index_put(draw: Draw, target: object) -> Call:
 
 @strategy(aten.index_select.default)
 def draw_index_select(draw: Draw, target: object) -> Call:
-    shape = draw(shapes(0, 4, zero=False))
+    shape = draw(shapes(0, 4, with_zero=False))
     dim = draw(dims(len(shape)))
     count = (draw(st.integers(0, 4)),) if shape else (1,)
     index = draw(tensors(count, draw(ints), ("below", shape[dim] if shape else 1), draw(st.booleans())))
@@ -98,7 +98,7 @@ def draw_index_select(draw: Draw, target: object) -> Call:
 
 @strategy(aten.gather.default)
 def draw_gather(draw: Draw, target: object) -> Call:
-    shape = draw(shapes(0, 4, zero=False))
+    shape = draw(shapes(0, 4, with_zero=False))
     dim = draw(dims(len(shape)))
     size = shape[dim] if shape else 1
     own = [draw(st.integers(0, 4)) if d == dim % len(shape) else draw(st.integers(1, s)) for d, s in enumerate(shape)]
@@ -111,7 +111,7 @@ def draw_gather(draw: Draw, target: object) -> Call:
 @strategy(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def draw_index_fill(draw: Draw, target: object) -> Call:
     """Generate a fill of some indices, which count from either end of the dim."""
-    shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
+    shape, dtype = draw(shapes(0, 4, with_zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     count = draw(st.sampled_from([(), (3,), (0,)])) if shape else (1,)
     index = draw(tensors(count, torch.int64, ("index", shape[dim] if shape else 1), draw(st.booleans())))
@@ -136,7 +136,7 @@ def draw_one_hot(draw: Draw, target: object) -> Call:
 
 @strategy(aten.masked_scatter.default)
 def draw_masked_scatter(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
+    shape, dtype = draw(shapes(0, 4, with_zero=False)), draw(dtypes)
     if draw(st.booleans()):
         mask = draw(tensors(draw(st.sampled_from([("n", 3), ("n", 1), (3,)])), torch.bool))
         given = (draw(any_tensors(("n", 3), dtype)), mask, draw(any_tensors((27,), dtype)))
@@ -157,13 +157,13 @@ def draw_nonzero(draw: Draw, target: object) -> Call:
 
 @strategy(aten.masked_select.default)
 def draw_masked_select(draw: Draw, target: object) -> Call:
-    x, mask = draw(broadcastable().filter(lambda parts: len(parts[1]) > 0))
+    x, mask = draw(broadcast_shapes().filter(lambda parts: len(parts[1]) > 0))
     return draw(name_sizes(Call(target, (draw(any_tensors(x, draw(dtypes))), draw(tensors(mask, torch.bool))))))
 
 
 @strategy(aten.put.default)
 def draw_put(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(1, 3, zero=False)), draw(floats)
+    shape, dtype = draw(shapes(1, 3, with_zero=False)), draw(floats)
     index = draw(tensors((2, 2), torch.int64, ("index", math.prod(shape))))
     return Call(target, (draw(tensors(shape, dtype)), index, draw(tensors((2, 2), dtype, "small")), True))
 

@@ -1,5 +1,5 @@
-"""Strategies for matmuls, distances, sums of products, and inverses, determinants and solves of matrices.
-The last three get well-conditioned matrices. Equal sizes of two operands have the same name."""
+"""Random calls of matmuls, sums of products and distances, and of inverses, determinants and solvers of matrices.
+Matrices to invert or solve are well-conditioned. Equal sizes of two operands have the same name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from pipeline.aten.types import Argument, aten
+from pipeline.aten.types import aten
 from pipeline.testing.calls import Call, Dim, TensorSpec
 from pipeline.testing.strategies.common import FLOATS, INTS, Draw, floats, name_sizes, seeds, strategy, tensors
 
@@ -16,7 +16,7 @@ dtypes = st.sampled_from((*FLOATS, *FLOATS, *INTS))
 ROWS, INNER, COLUMNS = "n", "k", "m"
 
 
-def _sized(draw: Draw, target: object, args: tuple[Argument, ...], kwargs: dict[str, Argument] | None = None) -> Call:
+def _draw_sized_call(draw: Draw, target: object, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Call:
     """Generate a call of the target: choose a value for each named size in ``args``; sometimes a size is 0."""
     names = sorted({d for spec in args for d in spec.shape if isinstance(d, str)})
     zero = draw(st.sampled_from((None, None, None, None, *names)))
@@ -41,7 +41,7 @@ OPERANDS: dict[object, tuple[tuple[Dim, ...], ...]] = {
 
 @strategy(*OPERANDS)
 def draw_matmul(draw: Draw, target: object) -> Call:
-    return _sized(draw, target, _draw_operands(draw, *OPERANDS[target]))
+    return _draw_sized_call(draw, target, _draw_operands(draw, *OPERANDS[target]))
 
 
 SUMS: dict[object, tuple[tuple[Dim, ...], ...]] = {
@@ -56,7 +56,7 @@ coefficients = st.sampled_from(((1, 1), (2, 3), (0, 1), (0, -2), (-1, -3), (1, 0
 @strategy(*SUMS)
 def draw_sum_of_products(draw: Draw, target: object) -> Call:
     beta, alpha = draw(coefficients)
-    return _sized(draw, target, _draw_operands(draw, *SUMS[target]), {"beta": beta, "alpha": alpha})
+    return _draw_sized_call(draw, target, _draw_operands(draw, *SUMS[target]), {"beta": beta, "alpha": alpha})
 
 
 @strategy(aten.matmul.default)
@@ -68,7 +68,7 @@ def draw_batched_matmul(draw: Draw, target: object) -> Call:
     left, right = draw(part), draw(part)
     a: tuple[Dim, ...] = (INNER,) if vectors[0] else (*left, *A)
     b: tuple[Dim, ...] = (INNER,) if vectors[1] else (*right, *B)
-    return _sized(draw, target, _draw_operands(draw, a, b))
+    return _draw_sized_call(draw, target, _draw_operands(draw, a, b))
 
 
 @strategy(aten.linear.default)
@@ -87,62 +87,62 @@ SIZES = {"n": 3}
 
 
 @st.composite
-def matrices(draw: Draw, values: str = "regular") -> TensorSpec:
-    """Generate a square matrix, or a batch of square matrices."""
+def square_matrices(draw: Draw, value_kind: str = "regular") -> TensorSpec:
+    """Generate a square matrix, or a batch of square matrices, with values of this kind."""
     size, batch = draw(st.sampled_from((1, 2, 3, 4, 8))), draw(st.sampled_from(((), ("n",), (2, "n"))))
-    return TensorSpec((*batch, size, size), torch.float32, values, seed=draw(seeds))
+    return TensorSpec((*batch, size, size), torch.float32, value_kind, seed=draw(seeds))
 
 
-def _size_values(*specs: TensorSpec) -> dict[str, int]:
-    return SIZES if any(spec.names for spec in specs) else {}
+def _sizes_if_named(*specs: TensorSpec) -> dict[str, int]:
+    return SIZES if any(spec.size_names for spec in specs) else {}
 
 
-def _draw_other_operand(draw: Draw, a: TensorSpec, left: bool) -> TensorSpec:
-    """Generate the second operand of a matmul or solve, with the same batch dims or none. If ``a`` has 1 × 1 matrices,
-    it always has batch dims, since ``linalg.solve`` may interpret a single row as a batch of vectors."""
-    columns, size = draw(st.integers(1, 3)), a.shape[-1]
-    batch = a.shape[:-2] if size == 1 else draw(st.sampled_from((a.shape[:-2], ())))
+def _draw_second_operand(draw: Draw, matrix: TensorSpec, left: bool) -> TensorSpec:
+    """Generate the second operand of a matmul or solve, with the batch dims of ``matrix`` or none. If the matrices are
+    1 × 1, it always has batch dims, since ``linalg.solve`` may interpret a single row as a batch of vectors."""
+    columns, size = draw(st.integers(1, 3)), matrix.shape[-1]
+    batch = matrix.shape[:-2] if size == 1 else draw(st.sampled_from((matrix.shape[:-2], ())))
     return TensorSpec((*batch, *((size, columns) if left else (columns, size))), torch.float32, seed=draw(seeds))
 
 
 @strategy(aten.linalg_inv_ex.default, aten.linalg_det.default, aten.linalg_slogdet.default)
 def draw_matrix_call(draw: Draw, target: object) -> Call:
-    a = draw(matrices())
-    return Call(target, (a,), sizes=_size_values(a))
+    a = draw(square_matrices())
+    return Call(target, (a,), sizes=_sizes_if_named(a))
 
 
 @strategy(aten.linalg_cholesky_ex.default)
 def draw_cholesky(draw: Draw, target: object) -> Call:
-    a = draw(matrices("definite"))
-    return Call(target, (a,), {"upper": draw(booleans)}, _size_values(a))
+    a = draw(square_matrices("definite"))
+    return Call(target, (a,), {"upper": draw(booleans)}, _sizes_if_named(a))
 
 
 @strategy(aten.cholesky_inverse.default)
 def draw_cholesky_inverse(draw: Draw, target: object) -> Call:
-    a = draw(matrices("definite"))
-    return Call(target, (a, draw(booleans)), sizes=_size_values(a))
+    a = draw(square_matrices("definite"))
+    return Call(target, (a, draw(booleans)), sizes=_sizes_if_named(a))
 
 
 @strategy(aten.cholesky_solve.default)
 def draw_cholesky_solve(draw: Draw, target: object) -> Call:
-    a = draw(matrices("definite"))
-    b = _draw_other_operand(draw, a, True)
-    return Call(target, (b, a, draw(booleans)), sizes=_size_values(a, b))
+    a = draw(square_matrices("definite"))
+    b = _draw_second_operand(draw, a, True)
+    return Call(target, (b, a, draw(booleans)), sizes=_sizes_if_named(a, b))
 
 
 @strategy(aten.linalg_solve_triangular.default)
 def draw_solve_triangular(draw: Draw, target: object) -> Call:
-    a, left = draw(matrices("definite")), draw(booleans)
-    b = _draw_other_operand(draw, a, left)
+    a, left = draw(square_matrices("definite")), draw(booleans)
+    b = _draw_second_operand(draw, a, left)
     kwargs: dict[str, Any] = {"upper": draw(booleans), "left": left, "unitriangular": draw(booleans)}
-    return Call(target, (a, b), kwargs, _size_values(a, b))
+    return Call(target, (a, b), kwargs, _sizes_if_named(a, b))
 
 
 @strategy(aten.linalg_solve.default)
 def draw_solve(draw: Draw, target: object) -> Call:
-    a, left = draw(matrices()), draw(booleans)
-    b = _draw_other_operand(draw, a, left)
-    return Call(target, (a, b), {"left": left}, _size_values(a, b))
+    a, left = draw(square_matrices()), draw(booleans)
+    b = _draw_second_operand(draw, a, left)
+    return Call(target, (a, b), {"left": left}, _sizes_if_named(a, b))
 
 
 orders = st.sampled_from((2.0, 1.0, 0.0, 3.0, 0.5, float("inf")))

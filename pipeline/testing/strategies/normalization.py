@@ -1,4 +1,4 @@
-"""Strategies for normalization operators."""
+"""Random calls of normalization operators."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def _draw_affine(draw: Draw, shape: Any, dtype: torch.dtype) -> list[Leaf]:
     return [draw(st.none() | tensors(shape, dtype, "positive", constant)) for _ in range(2)]
 
 
-def _draw_outputs(draw: Draw) -> tuple[int, ...] | None:
+def _draw_requested_outputs(draw: Draw) -> tuple[int, ...] | None:
     return draw(st.sampled_from((None, (0,))))
 
 
 @strategy(aten.layer_norm.default, aten.native_layer_norm.default)
 def draw_layer_norm(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(1, 5, zero=False)), draw(floats)
+    shape, dtype = draw(shapes(1, 5, with_zero=False)), draw(floats)
     normalized = shape[draw(st.integers(0, len(shape) - 1)) :]
     x = draw(tensors(shape, dtype, _values_to_normalize(math.prod(normalized))))
-    outputs = _draw_outputs(draw) if target is aten.native_layer_norm.default else None
+    outputs = _draw_requested_outputs(draw) if target is aten.native_layer_norm.default else None
     call = Call(target, (x, list(normalized), *_draw_affine(draw, normalized, dtype), draw(epsilons)), outputs=outputs)
     return draw(name_sizes(call, {0: range(len(shape) - len(normalized))}))
 
 
 @strategy(aten.rms_norm.default)
 def draw_rms_norm(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(1, 5, zero=False)), draw(floats)
+    shape, dtype = draw(shapes(1, 5, with_zero=False)), draw(floats)
     normalized = shape[draw(st.integers(0, len(shape) - 1)) :]
     x, weight = draw(tensors(shape, dtype)), _draw_affine(draw, normalized, dtype)[0]
     call = Call(target, (x, list(normalized), weight, draw(st.none() | epsilons)))
@@ -74,14 +74,14 @@ def draw_native_group_norm(draw: Draw, target: object) -> Call:
     x = draw(tensors(("n", c, "m", *spatial[1:]), dtype, _values_to_normalize(2 * area * c // groups)))
     arguments = (x, *_draw_affine(draw, (c,), dtype), Size("n"), c, Size("m", area), groups, draw(epsilons))
     rows = (draw(st.sampled_from((0, 1, n))), n, n)
-    return Call(target, arguments, sizes={"n": rows, "m": (2, spatial[0], 8)}, outputs=_draw_outputs(draw))
+    return Call(target, arguments, sizes={"n": rows, "m": (2, spatial[0], 8)}, outputs=_draw_requested_outputs(draw))
 
 
 @strategy(aten._native_batch_norm_legit.no_stats)
-def draw_batch_norm_of_the_batch(draw: Draw, target: object) -> Call:
+def draw_batch_norm_without_stats(draw: Draw, target: object) -> Call:
     shape, dtype = _draw_batch_shape(draw, 1), draw(floats)
     x, affine = draw(tensors(shape, dtype, "distinct")), _draw_affine(draw, shape[1:2], dtype)
-    call = Call(target, (x, *affine, True, 0.1, draw(epsilons)), outputs=_draw_outputs(draw))
+    call = Call(target, (x, *affine, True, 0.1, draw(epsilons)), outputs=_draw_requested_outputs(draw))
     return draw(name_sizes(call, {0: [0, *range(2, len(shape))]}, least=2))
 
 

@@ -1,4 +1,4 @@
-"""Strategies for reductions with dependent arguments, prims, softmax, topk, sort, searches, and order statistics.
+"""Random calls of reductions, softmax, topk, sort, searches in sorted tensors, and order statistics such as medians.
 If the order of equal elements is unspecified, elements are distinct or indices are not requested."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pipeline.testing.strategies.common import (
     INTS,
     ORDERED_VALUES,
     Draw,
-    broadcastable,
+    broadcast_shapes,
     dim_lists,
     dims,
     dtypes,
@@ -25,7 +25,7 @@ from pipeline.testing.strategies.common import (
     shapes,
     strategy,
     tensors,
-    values,
+    value_kinds,
 )
 
 prims = torch.ops.prims
@@ -37,14 +37,14 @@ arithmetic = st.sampled_from((*FLOATS, *INTS))
 def draw_vector_norm(draw: Draw, target: object) -> Call:
     shape, infinite = draw(shapes()), float("inf")
     order = draw(st.sampled_from((2, 1, 0, 3, 2.5, 0.5, infinite, -infinite)))
-    spec = draw(tensors(shape, draw(floats), values(torch.float32)))
+    spec = draw(tensors(shape, draw(floats), value_kinds(torch.float32)))
     kwargs = {"keepdim": draw(st.booleans())}
     return draw(name_sizes(Call(target, (spec, order, draw(dim_lists(len(shape)) | st.none())), kwargs)))
 
 
 @strategy(aten.histc.default)
 def draw_histc(draw: Draw, target: object) -> Call:
-    spec = draw(tensors(draw(shapes()), torch.float32, values(torch.float32, ("normal", "small", "unit"))))
+    spec = draw(tensors(draw(shapes()), torch.float32, value_kinds(torch.float32, ("normal", "small", "unit"))))
     low = draw(st.sampled_from((-1, 0, -3.0, 0.5)))
     return draw(
         name_sizes(Call(target, (spec, draw(st.integers(1, 7)), low, low + draw(st.sampled_from((1, 4, 2.5))))))
@@ -53,8 +53,9 @@ def draw_histc(draw: Draw, target: object) -> Call:
 
 @strategy(prims.div.default)
 def draw_division(draw: Draw, target: object) -> Call:
-    (a, _), dtype = draw(broadcastable(2)), draw(arithmetic)
-    return draw(name_sizes(Call(target, (draw(tensors(a, dtype, values(dtype))), draw(tensors(a, dtype, "nonzero"))))))
+    (a, _), dtype = draw(broadcast_shapes(2)), draw(arithmetic)
+    dividend, divisor = (draw(tensors(a, dtype, kinds)) for kinds in (value_kinds(dtype), "nonzero"))
+    return draw(name_sizes(Call(target, (dividend, divisor))))
 
 
 @strategy(prims.sum.default)
@@ -62,7 +63,7 @@ def draw_sum(draw: Draw, target: object) -> Call:
     shape = draw(shapes(1))
     dims = sorted(d % len(shape) for d in draw(dim_lists(len(shape), 1)))
     dtype = draw(arithmetic)
-    return draw(name_sizes(Call(target, (draw(tensors(shape, dtype, values(dtype))), dims))))
+    return draw(name_sizes(Call(target, (draw(tensors(shape, dtype, value_kinds(dtype))), dims))))
 
 
 # RTX 1.4 drops the middle of the casts int64 -> float16 -> float32 (softmax gives 1.0 for NaN where float16 overflows):
@@ -89,11 +90,11 @@ ORDERED = ints | dtypes.filter(lambda dtype: dtype != torch.bool)
 
 @strategy(aten.topk.default)
 def draw_topk(draw: Draw, target: object) -> Call:
-    shape = draw(shapes(0, 5, zero=False))
+    shape = draw(shapes(0, 5, with_zero=False))
     dim, dtype = draw(dims(len(shape))), draw(ORDERED)
     k = draw(st.integers(0, shape[dim])) if shape else 1
     ties = draw(st.integers(0, 3)) == 0
-    spec = tensors(shape, dtype, values(dtype, ORDERED_VALUES) if ties else "distinct")
+    spec = tensors(shape, dtype, value_kinds(dtype, ORDERED_VALUES) if ties else "distinct")
     call = Call(target, (draw(spec), k, dim, draw(st.booleans())), outputs=(0,) if ties else None)
     if shape and draw(st.integers(0, 3)) == 0:
         spec = tensors(replace_size(shape, dim, "n"), dtype, "distinct")
@@ -106,7 +107,7 @@ def draw_sort(draw: Draw, target: object) -> Call:
     shape, stable = draw(shapes()), target is aten.sort.stable
     dtype = draw(ORDERED | dtypes)
     ties = dtype == torch.bool or draw(st.booleans())
-    spec = tensors(shape, dtype, values(dtype, ORDERED_VALUES) if ties else "distinct")
+    spec = tensors(shape, dtype, value_kinds(dtype, ORDERED_VALUES) if ties else "distinct")
     kwargs = {"stable": ties or draw(st.sampled_from((True, False, None)))} if stable else {}
     place = {"dim": draw(dims(len(shape))), "descending": draw(st.booleans())}
     outputs = (0,) if ties and not stable else None
@@ -119,7 +120,7 @@ def draw_searchsorted(draw: Draw, target: object) -> Call:
     dtype, length = draw(floats | ints), draw(st.sampled_from((0, 1, 2, 3, 5, 8, 70)))
     leading = draw(st.sampled_from(((), (2,)))) if target is aten.searchsorted.Tensor else ()
     sequence = draw(tensors((*leading, length), dtype, "sorted", draw(st.booleans())))
-    x = draw(tensors((*leading, draw(st.sampled_from((3, 7)))), dtype, values(dtype, ORDERED_VALUES)))
+    x = draw(tensors((*leading, draw(st.sampled_from((3, 7)))), dtype, value_kinds(dtype, ORDERED_VALUES)))
     kwargs = {"right": draw(st.booleans()), "out_int32": draw(st.booleans())}
     args = (sequence, x) if target is aten.searchsorted.Tensor else (x, sequence)
     varies = {args.index(x): [-1]} | ({} if sequence.constant else {args.index(sequence): [-1]})
@@ -131,9 +132,9 @@ def draw_searchsorted(draw: Draw, target: object) -> Call:
 @strategy(aten.kthvalue.default)
 def draw_kthvalue(draw: Draw, target: object) -> Call:
     """Generate calls that request only values: eager's index for equal elements depends on its algorithm."""
-    shape = draw(shapes(0, 3, zero=False))
+    shape = draw(shapes(0, 3, with_zero=False))
     dim, dtype = draw(dims(len(shape))), draw(ORDERED)
-    x = draw(tensors(shape, dtype, values(dtype, ORDERED_VALUES)))
+    x = draw(tensors(shape, dtype, value_kinds(dtype, ORDERED_VALUES)))
     k = draw(st.integers(1, shape[dim])) if shape else 1
     return draw(name_sizes(Call(target, (x, k, dim, draw(st.booleans())), outputs=(0,)), {0: other_dims(shape, dim)}))
 
@@ -142,7 +143,7 @@ def draw_kthvalue(draw: Draw, target: object) -> Call:
 def draw_median(draw: Draw, target: object) -> Call:
     """Generate medians of nonempty integer tensors; of empty ones, eager casts NaN to a CPU-dependent integer."""
     dtype = draw(ORDERED)
-    x = draw(tensors(draw(shapes(0, 3, zero=dtype.is_floating_point)), dtype, values(dtype, ORDERED_VALUES)))
+    x = draw(tensors(draw(shapes(0, 3, with_zero=dtype.is_floating_point)), dtype, value_kinds(dtype, ORDERED_VALUES)))
     if target in (aten.median.default, aten.nanmedian.default):
         return draw(name_sizes(Call(target, (x,))))
     return draw(name_sizes(Call(target, (x, draw(dims(len(x.shape))), draw(st.booleans())), outputs=(0,))))
@@ -152,6 +153,6 @@ def draw_median(draw: Draw, target: object) -> Call:
 def draw_isin(draw: Draw, target: object) -> Call:
     """Generate calls with few elements to compare with, or so many that eager sorts both tensors."""
     dtype = draw(ORDERED)
-    kind = values(dtype, ORDERED_VALUES)
+    kind = value_kinds(dtype, ORDERED_VALUES)
     x, among = (draw(tensors(shape, dtype, kind)) for shape in (draw(shapes(0, 3)), (draw(st.sampled_from((3, 40))),)))
     return draw(name_sizes(Call(target, (x, among), {"invert": draw(st.booleans())}), {0: range(len(x.shape))}))

@@ -1,4 +1,4 @@
-"""Strategies for operators that write elements by index, or that reduce elements with equal indices."""
+"""Random calls of operators that write elements by index, or that reduce elements with equal indices."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from pipeline.testing.strategies.common import (
 
 
 @st.composite
-def _index_and_shape(draw: Draw, shape: Shape, dim: int, *, once: bool) -> tuple[Any, Shape]:
-    """Generate an index tensor for a dim, and its shape. With ``once``, no element along the dim is indexed twice."""
+def _index_tensor_and_shape(draw: Draw, shape: Shape, dim: int, *, distinct: bool) -> tuple[Any, Shape]:
+    """Generate an index tensor for a dim, and its shape; ``distinct`` indices repeat no element along the dim."""
     if not shape:
         return draw(tensors((), torch.int64, "zeros")), ()
     axis, size = dim % len(shape), shape[dim]
     own = [size if d == axis else draw(st.integers(1, s)) for d, s in enumerate(shape)]
-    if not once:
+    if not distinct:
         own[axis] = draw(st.integers(1, 5))
         return draw(tensors(own, torch.int64, ("below", size), draw(st.booleans()))), tuple(own)
     own[axis] = draw(st.integers(1, size))
@@ -42,29 +42,29 @@ def _index_and_shape(draw: Draw, shape: Shape, dim: int, *, once: bool) -> tuple
 
 
 @st.composite
-def _larger_shape(draw: Draw, shape: Shape) -> Shape:
+def _same_or_larger_shape(draw: Draw, shape: Shape) -> Shape:
     return tuple(s + draw(st.integers(0, 1)) for s in shape) if draw(st.booleans()) else shape
 
 
 @strategy(aten.scatter.src)
 def draw_scatter(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
+    shape, dtype = draw(shapes(0, 4, with_zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     if draw(st.booleans()):
         lines = draw(st.sampled_from([("n", 4), ("n", "m"), (2, "n")]))
         index = draw(tensors(lines, torch.int64, "permutation"))
         given = (draw(tensors(lines, dtype)), 1, index, draw(tensors(lines, dtype)))
         return Call(target, given, sizes={n: (1, 3, 6) for n in lines if isinstance(n, str)})
-    index, own = draw(_index_and_shape(shape, dim, once=True))
-    source = draw(tensors(draw(_larger_shape(own)), dtype))
+    index, own = draw(_index_tensor_and_shape(shape, dim, distinct=True))
+    source = draw(tensors(draw(_same_or_larger_shape(own)), dtype))
     return Call(target, (draw(tensors(shape, dtype)), dim, index, source))
 
 
 @strategy(aten.scatter.value)
 def draw_scatter_value(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(0, 4, zero=False)), draw(dtypes)
+    shape, dtype = draw(shapes(0, 4, with_zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
-    index, own = draw(_index_and_shape(shape, dim, once=False))
+    index, own = draw(_index_tensor_and_shape(shape, dim, distinct=False))
     value = draw(st.sampled_from([1, 0, 2.5] if dtype.is_floating_point else [1, 0]))
     rest = [d for d in range(len(shape)) if d != dim % len(shape) and own[d] == shape[d]]
     return draw(name_sizes(Call(target, (draw(tensors(shape, dtype)), dim, index, value)), {0: rest, 1: rest}))
@@ -76,10 +76,10 @@ REDUCIBLE = st.sampled_from((*FLOATS, *INTS))
 
 @strategy(aten.scatter_add.default, aten.scatter_reduce.two, aten.scatter.reduce)
 def draw_scatter_reduce(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(0, 4, zero=False)), draw(REDUCIBLE)
+    shape, dtype = draw(shapes(0, 4, with_zero=False)), draw(REDUCIBLE)
     dim = draw(dims(len(shape)))
-    index, own = draw(_index_and_shape(shape, dim, once=False))
-    source = draw(tensors(draw(_larger_shape(own)), dtype, "small"))
+    index, own = draw(_index_tensor_and_shape(shape, dim, distinct=False))
+    source = draw(tensors(draw(_same_or_larger_shape(own)), dtype, "small"))
     args = [draw(tensors(shape, dtype)), dim, index, source]
     if target is aten.scatter_reduce.two:
         args.append(draw(st.sampled_from(REDUCTIONS)))
@@ -90,9 +90,9 @@ def draw_scatter_reduce(draw: Draw, target: object) -> Call:
 
 @strategy(aten.scatter.value_reduce)
 def draw_scatter_value_reduce(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(0, 3, zero=False)), draw(REDUCIBLE)
+    shape, dtype = draw(shapes(0, 3, with_zero=False)), draw(REDUCIBLE)
     dim = draw(dims(len(shape)))
-    index, _ = draw(_index_and_shape(shape, dim, once=False))
+    index, _ = draw(_index_tensor_and_shape(shape, dim, distinct=False))
     reduce = draw(st.sampled_from(["add", "multiply"]))
     return _name_equal_dims(draw, Call(target, (draw(tensors(shape, dtype)), dim, index, 2), {"reduce": reduce}))
 
@@ -107,7 +107,7 @@ def _name_equal_dims(draw: Draw, call: Call) -> Call:
 
 @strategy(aten.index_reduce.default)
 def draw_index_reduce(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(1, 4, zero=False)), draw(REDUCIBLE)
+    shape, dtype = draw(shapes(1, 4, with_zero=False)), draw(REDUCIBLE)
     dim, count = draw(dims(len(shape))), draw(st.integers(1, 5))
     index = draw(tensors((count,), torch.int64, ("below", shape[dim]), draw(st.booleans())))
     source = draw(tensors(replace_size(shape, dim, count), dtype, "small"))
@@ -119,7 +119,7 @@ def draw_index_reduce(draw: Draw, target: object) -> Call:
 
 @strategy(aten.index_copy.default)
 def draw_index_copy(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
+    shape, dtype = draw(shapes(1, 4, with_zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     size = shape[dim]
     count = draw(st.integers(0, size))
@@ -131,7 +131,7 @@ def draw_index_copy(draw: Draw, target: object) -> Call:
 
 @strategy(aten.select_scatter.default)
 def draw_select_scatter(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
+    shape, dtype = draw(shapes(1, 4, with_zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     axis = dim % len(shape)
     index = draw(st.integers(-shape[dim], shape[dim] - 1))
@@ -145,7 +145,7 @@ def draw_select_scatter(draw: Draw, target: object) -> Call:
 
 @strategy(aten.slice_scatter.default)
 def draw_slice_scatter(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(1, 4, zero=False)), draw(dtypes)
+    shape, dtype = draw(shapes(1, 4, with_zero=False)), draw(dtypes)
     dim, bound = draw(dims(len(shape))), st.none() | st.integers(-5, 5)
     start, end, step = draw(bound), draw(bound), draw(st.integers(1, 3))
     if draw(st.integers(0, 2)) == 0:
@@ -159,7 +159,7 @@ def draw_slice_scatter(draw: Draw, target: object) -> Call:
 
 @strategy(aten.diagonal_scatter.default)
 def draw_diagonal_scatter(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(2, 4, zero=False)), draw(dtypes)
+    shape, dtype = draw(shapes(2, 4, with_zero=False)), draw(dtypes)
     dim1, dim2 = draw(st.permutations(range(len(shape))))[:2]
     offset = draw(st.integers(-4, 4))
     if draw(st.integers(0, 2)) == 0:

@@ -1,4 +1,4 @@
-"""Strategies for operators over sequences: attention, cache updates, recurrences and recurrent layers.
+"""Random calls of operators over sequences: attention, cache updates, recurrences and recurrent layers.
 
 Recurrences have one token, one chunk, or several chunks. Sequences of recurrent layers have equal or different lengths
 (packed sequences); layers are uni- or bidirectional, with and without biases and projection."""
@@ -38,8 +38,8 @@ def _draw_mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> object:
     return draw(tensors([*parts, QUERIES, KEYS], kind))
 
 
-def _sequence_sizes(call_args: tuple[Any, ...]) -> dict[str, Any]:
-    names = {name for spec in call_args if spec is not None for name in spec.names}
+def _sizes_named_in(call_args: tuple[Any, ...]) -> dict[str, Any]:
+    names = {name for spec in call_args if spec is not None for name in spec.size_names}
     known = {"b": (1, 2, 4), QUERIES: (2, 3, 8), KEYS: (2, 5, 8)}
     return {name: known[name] for name in sorted(names)}
 
@@ -57,7 +57,7 @@ def draw_attention(draw: Draw, target: object) -> Call:
     mask = _draw_mask(draw, dtype, leading)
     causal = mask is None and draw(st.booleans())
     kwargs = {"scale": draw(st.sampled_from((None, 0.3, 1.0))), "enable_gqa": gqa}
-    return Call(target, (*operands, mask, 0.0, causal), kwargs, _sequence_sizes((*operands, mask)))
+    return Call(target, (*operands, mask, 0.0, causal), kwargs, _sizes_named_in((*operands, mask)))
 
 
 def _draw_arguments_without_heads(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Leaf, ...]:
@@ -74,7 +74,7 @@ def draw_flash_attention_for_cpu(draw: Draw, target: object) -> Call:
     operands, mask = _draw_queries_keys_values(draw, dtype, HEADS, leading), _draw_mask(draw, dtype, leading)
     causal = mask is None and draw(st.booleans())
     kwargs = {"attn_mask": mask, "scale": draw(st.sampled_from((None, 0.3)))}
-    return Call(target, (*operands, 0.0, causal), kwargs, _sequence_sizes((*operands, mask)), (0,))
+    return Call(target, (*operands, 0.0, causal), kwargs, _sizes_named_in((*operands, mask)), (0,))
 
 
 @strategy(OPEN_MASK)
@@ -100,8 +100,8 @@ FADES = ("uniform", -0.8, 0.0)
 WIDTHS: st.SearchStrategy[Dim] = st.integers(1, 6) | st.just("w")
 
 
-def _draw_named_call(draw: Draw, target: object, arguments: tuple[TensorSpec | None, ...]) -> Call:
-    names = sorted({name for each in arguments if each is not None for name in each.names})
+def _draw_sized_call(draw: Draw, target: object, arguments: tuple[TensorSpec | None, ...]) -> Call:
+    names = sorted({name for each in arguments if each is not None for name in each.size_names})
     return Call(target, arguments, sizes={name: draw(st.integers(1, 90 if name == "t" else 4)) for name in names})
 
 
@@ -114,7 +114,7 @@ def draw_linear_attention(draw: Draw, target: object) -> Call:
     decay = draw(tensors((*row, width) if draw(st.booleans()) else row, torch.float32, FADES))
     beta = draw(tensors(row, dtype, ("uniform", 0.0, 1.0))) if draw(st.booleans()) else None
     state = draw(tensors(("n", row[1], of_values, width), torch.float32, "unit"))
-    return _draw_named_call(draw, target, (query, key, value, decay, beta, state))
+    return _draw_sized_call(draw, target, (query, key, value, decay, beta, state))
 
 
 @strategy(SELECTIVE_SCAN)
@@ -126,7 +126,7 @@ def draw_selective_scan(draw: Draw, target: object) -> Call:
     a = draw(tensors((width, states), torch.float32, FADES, constant=constant))
     b, c = (draw(tensors(("n", states, tokens), dtype, "unit")) for _ in range(2))
     state = draw(tensors(("n", width, states), torch.float32, "unit"))
-    return _draw_named_call(draw, target, (input, step, a, b, c, state))
+    return _draw_sized_call(draw, target, (input, step, a, b, c, state))
 
 
 GATES = {aten.lstm.input: 4, aten.gru.input: 3, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
@@ -136,7 +136,7 @@ LENGTHS: tuple[Dim, ...] = ("t", "t", 1, 2, 17)
 
 
 @frozen
-class Layer:
+class RecurrentLayer:
     """The initial states, weights and options of a recurrent layer, and the layout of its input."""
 
     steps: Dim
@@ -148,7 +148,7 @@ class Layer:
 
 
 @st.composite
-def layers(draw: Draw, gates: int) -> Layer:
+def recurrent_layers(draw: Draw, gates: int) -> RecurrentLayer:
     """Generate a recurrent layer with this number of gates; an LSTM has four."""
     features, hidden, count = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     directions, biased, constant = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.booleans())
@@ -167,23 +167,23 @@ def layers(draw: Draw, gates: int) -> Layer:
     states = [draw(tensors((count * directions, "n", size), dtype, values="unit")) for size in sizes]
     options = (biased, count, 0.0, draw(st.booleans()), directions == 2)
     state: object = states if gates == 4 else states[0]
-    return Layer(draw(st.sampled_from(LENGTHS)), features, dtype, state, params, options)
+    return RecurrentLayer(draw(st.sampled_from(LENGTHS)), features, dtype, state, params, options)
 
 
 @strategy(*GATES)
 def draw_recurrent_layer(draw: Draw, target: Target) -> Call:
-    layer, batch_first = draw(layers(GATES[target])), draw(st.booleans())
+    layer, batch_first = draw(recurrent_layers(GATES[target])), draw(st.booleans())
     steps, features = layer.steps, layer.features
     shape = ("n", steps, features) if batch_first else (steps, "n", features)
     x = draw(tensors(shape, layer.dtype, values="unit"))
-    sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.names}
+    sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.size_names}
     return Call(target, (x, layer.state, layer.params, *layer.options, batch_first), sizes=sizes)
 
 
 @strategy(*PACKED)
 def draw_packed_recurrent_layer(draw: Draw, target: Target) -> Call:
-    layer = draw(layers(PACKED[target]))
+    layer = draw(recurrent_layers(PACKED[target]))
     x = draw(tensors((layer.steps, "n", layer.features), layer.dtype, values="unit"))
     lengths = draw(tensors(("n",), torch.int64, ("between", 1, layer.steps)))
-    sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.names}
+    sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.size_names}
     return Call(target, (x, lengths, layer.state, layer.params, *layer.options), sizes=sizes)

@@ -1,4 +1,4 @@
-"""Strategies for operators that join, split, repeat or create tensors, some too large to become constants."""
+"""Random calls of operators that join, split, repeat or create tensors, some too large to become constants."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def draw_cat(draw: Draw, target: object) -> Call:
     if draw(st.booleans()):
         given = [(p, n) for p, n in zip(parts, "nm", strict=False) if p.shape != (0,)]
         parts = [draw(any_tensors(replace_size(p.shape, dim, n), p.dtype)) for p, n in given]
-        return Call(target, (parts, dim), sizes={n: (1, 3, 6) for p in parts for n in p.names})
+        return Call(target, (parts, dim), sizes={n: (1, 3, 6) for p in parts for n in p.size_names})
     return Call(target, (parts, dim))
 
 
@@ -54,7 +54,7 @@ def draw_stack(draw: Draw, target: object) -> Call:
 
 
 @st.composite
-def _sizes_of_sum(draw: Draw, total: int) -> list[int]:
+def _sizes_with_sum(draw: Draw, total: int) -> list[int]:
     """Generate sizes whose sum is ``total``."""
     found: list[int] = []
     while total > 0 and len(found) < 4 and draw(st.booleans()):
@@ -72,7 +72,7 @@ def draw_split_with_sizes(draw: Draw, target: object) -> Call:
         return Call(target, (x, [2, Size("n", offset=-2)], dim), sizes={"n": (4, 5, 8)})
     return draw(
         name_sizes(
-            Call(target, (draw(any_tensors(shape, dtype)), draw(_sizes_of_sum(shape[dim])), dim)),
+            Call(target, (draw(any_tensors(shape, dtype)), draw(_sizes_with_sum(shape[dim])), dim)),
             {0: other_dims(shape, dim)},
         )
     )
@@ -80,7 +80,7 @@ def draw_split_with_sizes(draw: Draw, target: object) -> Call:
 
 @strategy(aten.split.Tensor, aten.unsafe_split.Tensor, aten.chunk.default)
 def draw_split(draw: Draw, target: object) -> Call:
-    shape = draw(shapes(1, 4, zero=False))
+    shape = draw(shapes(1, 4, with_zero=False))
     dim = draw(dims(len(shape)))
     call = Call(target, (draw(any_tensors(shape, draw(dtypes))), draw(st.integers(1, 4)), dim))
     return draw(name_sizes(call, {0: other_dims(shape, dim)}))

@@ -1,4 +1,4 @@
-"""Strategies for operators that slice a tensor: with steps, in reverse, or along a diagonal."""
+"""Random calls of operators that slice a tensor: with steps, in reverse, or along a diagonal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def draw_slice(draw: Draw, target: object) -> Call:
 
 @strategy(aten.select.int)
 def draw_select(draw: Draw, target: object) -> Call:
-    shape = draw(shapes(1, 4, zero=False))
+    shape = draw(shapes(1, 4, with_zero=False))
     dim = draw(dims(len(shape)))
     index = draw(st.integers(-shape[dim], shape[dim] - 1))
     call = Call(target, (draw(any_tensors(shape, draw(dtypes))), dim, index))
@@ -88,7 +88,7 @@ def draw_diagonal(draw: Draw, target: object) -> Call:
 
 @strategy(aten.unfold.default)
 def draw_unfold(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(1, 3, zero=False)), draw(dtypes)
+    shape, dtype = draw(shapes(1, 3, with_zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     size, step = draw(st.integers(1, shape[dim])), draw(st.integers(1, 3))
     if draw(st.booleans()):
@@ -99,7 +99,7 @@ def draw_unfold(draw: Draw, target: object) -> Call:
 
 @strategy(aten.unfold_backward.default)
 def draw_unfold_backward(draw: Draw, target: object) -> Call:
-    sizes, dtype = list(draw(shapes(1, 3, zero=False))), draw(dtypes)
+    sizes, dtype = list(draw(shapes(1, 3, with_zero=False))), draw(dtypes)
     dim, size, step = draw(dims(len(sizes))), draw(st.integers(1, 7)), draw(st.integers(1, 4))
     at, count, rest = dim % len(sizes), draw(st.integers(1, 4)), draw(st.integers(0, step - 1))
     if draw(st.booleans()):
@@ -116,7 +116,7 @@ def draw_as_strided(draw: Draw, target: object) -> Call:
     if draw(st.integers(0, 2)) == 0:
         stride, width = draw(st.sampled_from(([3, 1], [1, 1], [3, 0]))), draw(st.sampled_from((1, 2, 3)))
         return Call(target, (draw(any_tensors(("n", 3), draw(dtypes))), [Size("n"), width], stride), sizes={"n": 2})
-    size = draw(shapes(0, 3, zero=False, max_size=3))
+    size = draw(shapes(0, 3, with_zero=False, max_size=3))
     stride = [draw(st.integers(0, 3)) for _ in size]
     offset = draw(st.integers(0, 2))
     count = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1
@@ -129,7 +129,7 @@ def draw_resize(draw: Draw, target: object) -> Call:
     if draw(st.integers(0, 2)) == 0:
         size = draw(st.sampled_from(([Size("n", 3)], [3, Size("n")])))  # a smaller one is traced for one n alone
         return Call(target, (draw(any_tensors(("n", 3), draw(dtypes))), size), sizes={"n": 2})
-    shape = draw(shapes(0, 3, zero=False))
+    shape = draw(shapes(0, 3, with_zero=False))
     count = torch.Size(shape).numel()
     size = draw(st.sampled_from([(count,), (1, max(count // 2, 1)), (), (2, count // 2), (0, 3)]))
     return Call(target, (draw(any_tensors(shape, draw(dtypes))), size))

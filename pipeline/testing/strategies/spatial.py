@@ -1,4 +1,4 @@
-"""Strategies for operators over spatial dims: convolutions, pooling, resizing, padding."""
+"""Random calls of operators over spatial dims: convolutions, pooling, resizing, padding."""
 
 from __future__ import annotations
 
@@ -41,32 +41,32 @@ def draw_convolution(draw: Draw, target: object) -> Call:
     return draw(name_sizes(call, {0: [0, *range(2, rank + 2)]}, least=5))
 
 
-def packets(name: str, ranks: str = "123") -> list[Target]:
+def packets(family: str, ranks: str = "123") -> list[Target]:
     """Return the operator packets of a family, such as ``max_pool1d``, ``max_pool2d`` and ``max_pool3d``."""
-    return [getattr(aten, f"{name}{rank}d") for rank in ranks]
+    return [getattr(aten, f"{family}{rank}d") for rank in ranks]
 
 
-def overloads(name: str, ranks: str = "123") -> list[Target]:
+def overloads(family: str, ranks: str = "123") -> list[Target]:
     """Return the overloads of a family of operators, such as ``max_pool1d``, ``2d`` and ``3d``."""
-    return [packet.default for packet in packets(name, ranks)]
+    return [packet.default for packet in packets(family, ranks)]
 
 
 def _draw_ints(draw: Draw, low: int, high: int, rank: int) -> list[int]:
     return draw(st.lists(st.integers(low, high), min_size=rank, max_size=rank))
 
 
-def _draw_image(draw: Draw, rank: int, values: object = "normal") -> TensorSpec:
+def _draw_image(draw: Draw, rank: int, value_kind: object = "normal") -> TensorSpec:
     leading = [2] * draw(st.sampled_from((2, 2, 1)))
-    return draw(tensors([*leading, *_draw_ints(draw, 5, 7, rank)], draw(floats), values))
+    return draw(tensors([*leading, *_draw_ints(draw, 5, 7, rank)], draw(floats), value_kind))
 
 
-def _draw_window(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
+def _draw_kernel_stride_padding(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
     kernel = _draw_ints(draw, 1, 4, rank)
     stride = draw(st.just([]) | st.just(_draw_ints(draw, 1, 3, rank)))
     return kernel, stride, [draw(st.integers(0, k // 2)) for k in kernel]
 
 
-def _name_spatial(draw: Draw, call: Call, rank: int) -> Call:
+def _name_pooled_sizes(draw: Draw, call: Call, rank: int) -> Call:
     """Replace sizes by names: of the batch and of pooled dims, except that of ``max_pool1d``, which is static."""
     pooled = range(-rank, 0) if call.target is not aten.max_pool1d.default and draw(st.booleans()) else ()
     return draw(name_sizes(call, {0: [0, *pooled]}, least=5))
@@ -76,20 +76,20 @@ def _name_spatial(draw: Draw, call: Call, rank: int) -> Call:
 def draw_max_pool(draw: Draw, target: Target) -> Call:
     rank = spatial_rank(target)
     values = draw(st.sampled_from(("normal", "small", "special")))
-    x, windows = _draw_image(draw, rank, values), _draw_window(draw, rank)
+    x, windows = _draw_image(draw, rank, values), _draw_kernel_stride_padding(draw, rank)
     dilation, ceil_mode = draw(st.sampled_from((1, 1, 2))), draw(st.sampled_from((False, False, True)))
     outputs = draw(st.sampled_from((None, (0,)))) if len(target._schema.returns) == 2 else None
     call = Call(target, (x, *windows, [dilation] * rank, ceil_mode), outputs=outputs)
-    return _name_spatial(draw, call, rank)
+    return _name_pooled_sizes(draw, call, rank)
 
 
 @strategy(*overloads("avg_pool"))
 def draw_avg_pool(draw: Draw, target: object) -> Call:
     rank = spatial_rank(target)
-    ceil_mode, count_include_pad = draw(st.sampled_from((False, False, True))), draw(st.booleans())
+    ceil_mode, include_pad = draw(st.sampled_from((False, False, True))), draw(st.booleans())
     divisor = [draw(st.sampled_from((None, 3)))] if rank > 1 else []
-    arguments = (_draw_image(draw, rank), *_draw_window(draw, rank), ceil_mode, count_include_pad, *divisor)
-    return _name_spatial(draw, Call(target, arguments), rank)
+    arguments = (_draw_image(draw, rank), *_draw_kernel_stride_padding(draw, rank), ceil_mode, include_pad, *divisor)
+    return _name_pooled_sizes(draw, Call(target, arguments), rank)
 
 
 @strategy(*overloads("adaptive_avg_pool"), *overloads("_adaptive_avg_pool", "23"), *overloads("adaptive_max_pool"))
@@ -99,7 +99,7 @@ def draw_adaptive_pool(draw: Draw, target: Target) -> Call:
     is_max = "max" in str(target)
     values = draw(st.sampled_from(("normal", "small", *(["special"] if is_max else []))))
     outputs = draw(st.sampled_from((None, (0,)))) if len(target._schema.returns) == 2 else None
-    return _name_spatial(draw, Call(target, (_draw_image(draw, rank, values), size), outputs=outputs), rank)
+    return _name_pooled_sizes(draw, Call(target, (_draw_image(draw, rank, values), size), outputs=outputs), rank)
 
 
 RESIZED = (
@@ -111,7 +111,7 @@ RESIZED = (
 factors = st.sampled_from((2.0, 1.5, 0.5, 3.0, 1.7, 0.6))
 
 
-def _draw_input(draw: Draw, rank: int) -> object:
+def _small_images(draw: Draw, rank: int) -> object:
     dtype = draw(st.just(torch.float32) | floats)
     return draw(tensors([2, 2, *_draw_ints(draw, 3, 6, rank)], dtype))
 
@@ -139,7 +139,7 @@ def draw_upsample_by_size_or_scale(draw: Draw, target: object) -> Call:
     some = factors.filter(lambda factor: "_aa" not in str(target) or factor > 0.6)
     scales = None if sizes is not None else draw(st.lists(some, min_size=rank, max_size=rank))
     return _name_sizes(
-        draw, Call(target, (_draw_input(draw, rank), sizes, *_draw_align_corners(draw, target), scales)), rank
+        draw, Call(target, (_small_images(draw, rank), sizes, *_draw_align_corners(draw, target), scales)), rank
     )
 
 
@@ -147,7 +147,7 @@ def draw_upsample_by_size_or_scale(draw: Draw, target: object) -> Call:
 def draw_upsample_by_size(draw: Draw, target: object) -> Call:
     rank = spatial_rank(target)
     sizes = _draw_output_sizes(draw, target, rank)
-    return _name_sizes(draw, Call(target, (_draw_input(draw, rank), sizes, *_draw_align_corners(draw, target))), rank)
+    return _name_sizes(draw, Call(target, (_small_images(draw, rank), sizes, *_draw_align_corners(draw, target))), rank)
 
 
 @strategy(aten.grid_sampler.default, aten.grid_sampler_2d.default)

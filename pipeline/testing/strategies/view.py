@@ -1,4 +1,4 @@
-"""Strategies for views: the same elements under another shape, order or broadcast."""
+"""Random calls of views: the same elements under another shape, order or broadcast."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 @st.composite
-def _factors_of(draw: Draw, count: int) -> list[int]:
+def _sizes_with_product(draw: Draw, count: int) -> list[int]:
     """Generate sizes whose product is ``count``."""
     found: list[int] = []
     while count > 1 and len(found) < 4 and draw(st.booleans()):
@@ -57,9 +57,9 @@ def draw_view(draw: Draw, target: object) -> Call:
     if draw(st.booleans()):
         given, size = draw(st.sampled_from(TIES))
         x = draw(any_tensors(given, dtype))
-        return Call(target, (x, size), sizes=dict.fromkeys(x.names, (1, 3, 6)))
+        return Call(target, (x, size), sizes=dict.fromkeys(x.size_names, (1, 3, 6)))
     shape = draw(shapes())
-    size = draw(_factors_of(math.prod(shape)))
+    size = draw(_sizes_with_product(math.prod(shape)))
     if draw(st.booleans()) and 0 not in size:
         size[draw(st.integers(0, len(size) - 1))] = -1
     return Call(target, (draw(any_tensors(shape, dtype)), size))
@@ -76,16 +76,16 @@ def draw_flatten(draw: Draw, target: object) -> Call:
 
 @strategy(aten.unflatten.int)
 def draw_unflatten(draw: Draw, target: object) -> Call:
-    shape, dtype = draw(shapes(1, 3, zero=False)), draw(dtypes)
+    shape, dtype = draw(shapes(1, 3, with_zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
-    sizes = draw(_factors_of(shape[dim]))
+    sizes = draw(_sizes_with_product(shape[dim]))
     sizes = [*sizes[:-1], -1] if draw(st.booleans()) else sizes
     return draw(name_sizes(Call(target, (draw(any_tensors(shape, dtype)), dim, sizes)), {0: other_dims(shape, dim)}))
 
 
 @strategy(aten.permute.default)
 def draw_permute(draw: Draw, target: object) -> Call:
-    shape = draw(shapes(0, 8, elements=300))
+    shape = draw(shapes(0, 8, max_numel=300))
     order = draw(st.permutations(range(len(shape))))
     signed = [d - len(shape) if draw(st.booleans()) else d for d in order]
     return draw(name_sizes(Call(target, (draw(any_tensors(shape, draw(dtypes))), signed))))
@@ -120,7 +120,7 @@ def draw_expand(draw: Draw, target: object) -> Call:
     if draw(st.booleans()):
         shape, size = draw(st.sampled_from(EXPANDED))
         x = draw(any_tensors(shape, dtype))
-        names = [*x.names, *(name for each in size if isinstance(each, Size) for name in each.names)]
+        names = [*x.size_names, *(name for each in size if isinstance(each, Size) for name in each.size_names)]
         return Call(target, (x, size), sizes=dict.fromkeys(names, (1, 3, 6)))
     shape = draw(shapes(0, 4))
     return Call(target, (draw(any_tensors(shape, dtype)), draw(_expanded_sizes(shape))))
@@ -141,7 +141,7 @@ def draw_broadcast_in_dim(draw: Draw, target: object) -> Call:
     dtype = draw(dtypes)
     if draw(st.booleans()):
         return Call(target, (draw(any_tensors(("n", 1), dtype)), (Size("n"), 2, 3), (0, 2)), sizes={"n": (1, 3, 6)})
-    shape = draw(shapes(0, 4, zero=False))
+    shape = draw(shapes(0, 4, with_zero=False))
     places = sorted(draw(st.permutations(range(4)))[: len(shape)])
     wide = {place: draw(st.sampled_from([s, 3])) if s == 1 else s for place, s in zip(places, shape, strict=True)}
     return Call(target, (draw(any_tensors(shape, dtype)), [wide.get(i, 2) for i in range(4)], places))
