@@ -41,7 +41,7 @@ def find_first_equal(
         if canonical_networks[i].text != canonical_networks[j].text or orders[i].refit_flags != orders[j].refit_flags:
             return False
         names = list(zip(canonical_networks[i].weights, canonical_networks[j].weights, strict=True))
-        if any(orders[i].is_replaceable(a) != orders[j].is_replaceable(b) for a, b in names):
+        if any(orders[i].is_refittable_weight(a) != orders[j].is_refittable_weight(b) for a, b in names):
             return False
         return all(_same_bytes(weights[i][a], weights[j][b]) for a, b in names)
 

@@ -71,9 +71,9 @@ def _replay_on_local_tensors(function: Function, arguments: Sequence[Argument], 
     return tree_unflatten(whole, shape)
 
 
-def shard_like(tensor: Argument, value: Argument) -> Argument:
-    """Return a local tensor as a DTensor with the layout of ``tensor``, or unchanged if ``tensor`` is no DTensor."""
-    return DTensor(value, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else value
+def shard_like(dtensor: Argument, local_tensor: Argument) -> Argument:
+    """Return a local tensor as a DTensor with the layout of ``dtensor``, or unchanged if ``dtensor`` is no DTensor."""
+    return DTensor(local_tensor, dtensor._spec, requires_grad=False) if isinstance(dtensor, DTensor) else local_tensor
 
 
 def _to_local(tensor: Argument) -> Argument:

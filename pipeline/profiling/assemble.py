@@ -10,7 +10,7 @@ from statistics import median
 from attrs import evolve, field, frozen
 
 from pipeline.aten.naming import module_path, node_name
-from pipeline.build.kernels import Kernel, steps
+from pipeline.build.kernels import Kernel, all_steps
 from pipeline.compiled import Compiled
 from pipeline.errors import source_line_in
 from pipeline.profiling.kernels import Span, most_common_runs, time_rows
@@ -99,7 +99,7 @@ def _layer_times(
     layer_names = compiled.layer_names(engine, network)
     planned: tuple[Kernel, ...] = ()
     with suppress(ValueError):
-        planned = steps(engine.checked_plan())
+        planned = all_steps(engine.checked_plan())
     found = match_rows(names, planned, list(layer_names), metadata)
     for (name, taken), match in zip(rows, found, strict=True):
         computed = dict.fromkeys(node_name(layer_names.get(layer, layer)) for layer in match.layers)

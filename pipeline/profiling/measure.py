@@ -115,10 +115,10 @@ def record_event() -> torch.cuda.Event:
     return event
 
 
-def elapsed_milliseconds(marks: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> list[float]:
+def elapsed_milliseconds(event_pairs: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> list[float]:
     """Return the milliseconds between the two CUDA events of each pair."""
     torch.cuda.synchronize()
-    return [start.elapsed_time(end) for start, end in marks]
+    return [start.elapsed_time(end) for start, end in event_pairs]
 
 
 CYCLES = 2.5e9

@@ -100,7 +100,7 @@ def attend(
 
 
 @triton.jit
-def join(
+def combine_parts(
     sums, stats, out, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """Write the attention of a query, combined from the results of `attend`; 0 if all keys are masked."""

@@ -168,7 +168,7 @@ class _Collector:
 
     @cached_property
     def healed_nodes(self) -> Mapping[str, Sequence[Healed]]:
-        """Return the alternative implementations that healing chose, by node."""
+        """Return, by node, the alternative implementations that `pipeline.verify` chose."""
         rows = defaultdict(list)
         for row in self.compiled.healed:
             rows[row.node].append(row)

@@ -59,7 +59,7 @@ _WORDS = {True: "fused", False: "not fused", None: "not known"}
 
 
 def fusion_texts(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[tuple[str, str], str]:
-    """For each node that quantizes or dequantizes, by engine and node, return as text whether the quantized weight or
+    """Return a text for each node that quantizes or dequantizes, by engine and node: whether the quantized weight or
     activation is fused into a matmul or convolution.
 
     Args:

@@ -128,8 +128,8 @@ def scale(layer: Layer, x: torch.Tensor, **weights: torch.Tensor) -> torch.Tenso
 
 
 def convert_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast as a GPU does: floats are truncated to integers, saturating at the bounds. NaN becomes 0, or the least
-    int64; int8 and uint8 are the low byte of the int32 (measured with TensorRT-RTX 1.4)."""
+    """Cast as a GPU does: floats are truncated to integers, saturating at the bounds. NaN becomes 0, but in
+    int64 the least value; int8 and uint8 are the low byte of the int32 (measured with TensorRT-RTX 1.4)."""
     if not x.is_floating_point() or dtype.is_floating_point or dtype == torch.bool:
         return x.to(dtype)
     if dtype.itemsize == 1:
