@@ -51,13 +51,13 @@ def find_first_equal(
     return found
 
 
-def engine_for_network(engine: Engine, built: Canonical, name: str, wanted: Canonical) -> Engine:
+def engine_for_network(engine: Engine, built: Canonical, new_name: str, new_network: Canonical) -> Engine:
     """Return an engine built for one network as the engine of another network of the same structure, with its names."""
     return evolve(
         engine,
-        name=name,
-        bindings=match_names(wanted.bindings, (engine.bindings.get(each, each) for each in built.bindings)),
-        weights=match_names(wanted.weights, (engine.weights.get(each, each) for each in built.weights)),
+        name=new_name,
+        bindings=match_names(new_network.bindings, (engine.bindings.get(each, each) for each in built.bindings)),
+        weights=match_names(new_network.weights, (engine.weights.get(each, each) for each in built.weights)),
     )
 
 

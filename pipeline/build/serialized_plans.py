@@ -111,7 +111,7 @@ def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor:
         report_full_disk(f"{order.name}: its plan", plan),
         interruptible(monitor),
         _call_repeatedly(handle.drop_pages),
-        _restore_names(handle.net, names),
+        _restore_names_at_exit(handle.net, names),
     ):
         mark = handle.log.position()
         while not (built := _write_plan(handle, _builder_config(handle.builder, order, names, monitor), plan)):
@@ -126,18 +126,18 @@ def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor:
 
 
 @contextmanager
-def report_full_disk(description: str, target: PlanFile | int) -> Iterator[None]:
+def report_full_disk(description: str, file_or_size: PlanFile | int) -> Iterator[None]:
     """Return a context in which a write to a full disk raises a `BuildError` that states the required and the free
-    space. ``target``: the plan's file, or the number of bytes to write."""
+    space. ``file_or_size``: the plan's file, or the number of bytes to write."""
     try:
         yield
-        if isinstance(target, PlanFile) and target.full is not None:
-            raise target.full
+        if isinstance(file_or_size, PlanFile) and file_or_size.full is not None:
+            raise file_or_size.full
     except OSError as error:
         if error.errno not in FULL:
             raise
-        size = target.size if isinstance(target, PlanFile) else target
-        place = getattr(target, "place", None) or tempfile.gettempdir()
+        size = file_or_size.size if isinstance(file_or_size, PlanFile) else file_or_size
+        place = getattr(file_or_size, "place", None) or tempfile.gettempdir()
         hint = "set TMPDIR to a folder with more room"
         raise BuildError(f"{description} cannot be written: {disk_full_error(error, place, size)}", hint) from error
 
@@ -168,7 +168,7 @@ def _rename_duplicate(handle: NetworkHandle, plan_names: dict[str, str], message
 
 
 @contextmanager
-def _restore_names(net: trt.INetworkDefinition, plan_names: Mapping[str, str]) -> Iterator[None]:
+def _restore_names_at_exit(net: trt.INetworkDefinition, plan_names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:

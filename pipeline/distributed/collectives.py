@@ -35,7 +35,7 @@ def trace_collectives() -> AbstractContextManager[None]:
 
 
 @cache
-def _export_patches(_: bool) -> Patches:
+def _export_patches(_dtensor_is_imported: bool) -> Patches:
     """Return the patches of torch for an export; those in DTensor's modules only if these modules are imported."""
     why = "calls methods of a process group, which torch.export cannot capture: it captures operators only"
     rows = [

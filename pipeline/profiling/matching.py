@@ -114,9 +114,9 @@ def kernel_stem(name: str) -> str:
     return _INSTANCE.sub("", name, count=1)
 
 
-def _row_key(row: str, names: Mapping[str, str]) -> str:
+def _row_key(row_name: str, names: Mapping[str, str]) -> str:
     """Return the name by which a profiler row is compared with the kernels of the plan."""
-    return names.get(kernel_stem(row)) or (PRODUCT if _LIBRARY.search(row) else row)
+    return names.get(kernel_stem(row_name)) or (PRODUCT if _LIBRARY.search(row_name) else row_name)
 
 
 def _kernel_key(kernel: Kernel) -> str:

@@ -30,7 +30,7 @@ from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.program import Program
 from pipeline.records.wording import format_bytes
-from pipeline.runtime.opened_file import FileWeights, source_file
+from pipeline.runtime.opened_file import FileWeights, source_file_name
 from pipeline.shapes.environment import MAX_SIZE, Symbols, bounds, shape_of
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class AllocationLimit(TorchDispatchMode):
         if self.taken + asked > self.most:
             taken, most = format_bytes(self.taken), format_bytes(self.most)
             raise ExecutionError(
-                f"{func} needs {format_bytes(asked)} in addition to {taken}, but {self.file} allows a call {most}",
+                f"{func} needs {format_bytes(asked)} in addition to {taken}; {self.file} allows a call at most {most}",
                 "if you do not trust the file, do not run it; if you do, compile the model for larger inputs",
             )
         result = func(*args, **named)
@@ -217,7 +217,7 @@ class CallLimit:
         called = {node.target for node in _all_nodes(program) if node.op == "call_function"}
         reads = any(READS.intersection(getattr(target, "tags", ())) for target in called)
         by_values = reads or any(isinstance(target, torch._ops.HigherOrderOperator) for target in called)
-        return cls(parameters.call_bytes * scale, source_file(parameters), once and not by_values)
+        return cls(parameters.call_bytes * scale, source_file_name(parameters), once and not by_values)
 
     def __call__(self, call: Callable[..., T], plan: object, *args: Argument) -> T:
         """Return the result of ``call(plan, *args)`` within the limit.

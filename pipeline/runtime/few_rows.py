@@ -53,13 +53,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         kernels.one_row[(-(-n // 2),)](x, weight, last, out, n, k, **given)
     else:
         columns, terms = (64, 128) if n >= 1 << 14 else (32, 256)
-        given |= {"ROWS": ROWS, "COLUMNS": columns, "TERMS": terms, "num_warps": 4, "num_stages": _stages(x.device)}
+        given |= {"ROWS": ROWS, "COLUMNS": columns, "TERMS": terms, "num_warps": 4, "num_stages": _num_stages(x.device)}
         kernels.few_rows[(-(-n // columns),)](x, weight, last, out, rows, n, k, **given)
     return out
 
 
 @cache
-def _stages(device: torch.device) -> int:
+def _num_stages(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     properties: Any = torch.cuda.get_device_properties(device)

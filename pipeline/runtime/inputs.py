@@ -253,12 +253,12 @@ class _SymbolValues:
         while self.later:
             row = min(self.later, key=lambda row: len(self._unknown_symbols(row[2])))
             self.later.remove(row)
-            self._solve(*row)
+            self._check_or_solve(*row)
 
     def _unknown_symbols(self, expr: sympy.Expr) -> list[str]:
         return [s.name for s in expr.free_symbols if s.name not in self.symbols]
 
-    def _solve(self, port: Port, dim: int | None, expr: sympy.Expr, size: int) -> None:
+    def _check_or_solve(self, port: Port, dim: int | None, expr: sympy.Expr, size: int) -> None:
         """Check a size's expression (``2*s``) if its symbols are known, else solve it for the unknown symbol."""
         unknown = self._unknown_symbols(expr)
         if not unknown:

@@ -27,7 +27,7 @@ from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.inputs import ConstantInputs, bind_symbols, child_specs, find_profile, flatten_inputs
 from pipeline.runtime.memory_overlap import check_no_overlap, mutated_input_indices
-from pipeline.runtime.opened_file import FileWeights, check_files, raise_call_error, source_file
+from pipeline.runtime.opened_file import FileWeights, check_files, raise_call_error, source_file_name
 from pipeline.runtime.program_engines import compile_kernels, load_engine, network_weights, process_group_of
 from pipeline.runtime.ranks import Ranks
 from pipeline.runtime.reference import ReferenceEngine
@@ -95,7 +95,7 @@ class ProgramModule(CompiledModule):
         self._workers.give(self._workers.take())  # fail now rather than at the first call
         check_files(compiled.program.parameters)  # again: the weights were read meanwhile
         self._written, self._same = mutated_input_indices(self.program), ConstantInputs(self.program)
-        self._file = source_file(compiled.program.parameters)
+        self._file = source_file_name(compiled.program.parameters)
         self._bound = CallLimit.from_file(compiled.program.parameters, compiled.program, once=on_gpu)
         self._names = _input_names_if_flat(self.program.in_spec)
         self._rebuild_outputs = _output_rebuilder(self.program.out_spec)

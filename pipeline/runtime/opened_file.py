@@ -49,7 +49,7 @@ def check_files(parameters: object) -> None:
         file.check()
 
 
-def source_file(parameters: object) -> str:
+def source_file_name(parameters: object) -> str:
     """Return the name of the file that a program's parameters were loaded from; empty if they are not from a file."""
     return parameters.files[0].name if isinstance(parameters, FileWeights) and parameters.files else ""
 
@@ -59,15 +59,15 @@ def stated_call_bytes(parameters: object) -> int:
     return parameters.call_bytes if isinstance(parameters, FileWeights) else 0
 
 
-def raise_call_error(file: str, error: Exception, reported: Exception) -> NoReturn:
+def raise_call_error(file_name: str, error: Exception, reported: Exception) -> NoReturn:
     """Raise the error of a failed call, in its ``except`` clause: ``reported``, or for a program from a file an error
     that names the file and the node (not if memory ran out, or for errors of this package). No frame refers to the
     errors afterwards, so that the call's tensors are freed."""
     failed = reported
-    if file and not isinstance(reported, (PipelineError, MemoryError, torch.OutOfMemoryError)):
+    if file_name and not isinstance(reported, (PipelineError, MemoryError, torch.OutOfMemoryError)):
         where = "".join(f", {note}" for note in getattr(reported, "__notes__", ()))
         hint = "call it with inputs like those it was compiled for; or its file may have been changed: save it again"
-        failed = ExecutionError(f"{file} failed in a call{where}: {error_text(reported)}", hint)
+        failed = ExecutionError(f"{file_name} failed in a call{where}: {error_text(reported)}", hint)
     try:
         if failed is not error:
             raise failed from error

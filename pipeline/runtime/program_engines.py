@@ -137,7 +137,7 @@ def _load_failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, 
 
 def load_engine(
     compiled: Compiled,
-    index: int,
+    engine_index: int,
     settings: CompilationSettings,
     cache: RuntimeCache | None,
     parameters: Mapping[str, torch.Tensor],
@@ -147,7 +147,7 @@ def load_engine(
     Raises:
         ExecutionError: as `LoadedEngine.load`.
     """
-    engine, network = compiled.engines[index], compiled.networks[index]
+    engine, network = compiled.engines[engine_index], compiled.networks[engine_index]
 
     def prepare(loaded: trt.ICudaEngine) -> None:
         if engine.stripped:
@@ -162,7 +162,7 @@ def load_engine(
         specialization=settings.kernel_specialization,
         cache=cache,
         targets=settings.compute_capabilities,
-        group=process_group_of(compiled, index),
+        group=process_group_of(compiled, engine_index),
     )
 
 

@@ -84,17 +84,17 @@ def _poll(watchdog: Callable[[], Watchdog | None], interval: float) -> None:
 
 
 def waiting_text(
-    store: Argument, key: str, rank: int, other_ranks: Iterable[int], seconds: float, grace: float = GRACE
+    store: Argument, store_key: str, rank: int, other_ranks: Iterable[int], seconds: float, grace: float = GRACE
 ) -> str:
     """Return the error text for a call that does not finish; it names the ranks that do not report to wait, too."""
     said = f"rank {rank} on {socket.gethostname()}: a call with collectives is not done after {seconds:g} s"
     try:
-        store.set(f"{key}/waits/{rank}", "")
+        store.set(f"{store_key}/waits/{rank}", "")
         ends = time.monotonic() + grace
         absent = list(other_ranks)
         while absent and time.monotonic() < ends:
             time.sleep(grace / 20)
-            absent = [other for other in absent if not store.check([f"{key}/waits/{other}"])]
+            absent = [other for other in absent if not store.check([f"{store_key}/waits/{other}"])]
     except RuntimeError as error:
         return f"{said}, and the store of the ranks does not answer ({error_text(error)}): the first rank has ended"
     if not absent:

@@ -124,8 +124,8 @@ class SegmentExecutor:
                 target.copy_(value)
 
 
-def _learnt_sizes(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, Leaf]:
-    sizes = {s: outputs[i] if dim is None else outputs[i].shape[dim] for i, dim, s in learns}
+def _learnt_sizes(learnt: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, Leaf]:
+    sizes = {s: outputs[i] if dim is None else outputs[i].shape[dim] for i, dim, s in learnt}
     return {s: size if isinstance(size, float) else int(size) for s, size in sizes.items()}
 
 

@@ -158,11 +158,11 @@ class _Collector:
             layers=tuple(LayerView(layer.name, layer.kind) for layer in layers),
             kernels=tuple(self.kernels_by_node.get(node.name, ())),
             weights=tuple(map(self.engine_weight, names)) if self.networks else self.graph_weights(node),
-            fusion=self.fusions.get((node_view.segment, node.name), ""),
+            fusion=self.fusion_texts_by_node.get((node_view.segment, node.name), ""),
         )
 
     @cached_property
-    def fusions(self) -> Mapping[tuple[str, str], str]:
+    def fusion_texts_by_node(self) -> Mapping[tuple[str, str], str]:
         """Return, as text, whether each quantizing or dequantizing node is fused, by segment and node."""
         return fusion_texts(self.compiled.networks, self.compiled.quantization)
 

@@ -16,7 +16,7 @@ def _divide_integers(a: torch.Tensor, b: torch.Tensor, rounding: str) -> torch.T
     return torch.div(a, torch.where(zero, 1, b), rounding_mode=rounding).masked_fill(zero, 0)
 
 
-def _pow(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _power(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Compute a power; integer results with a negative exponent round toward zero."""
     if a.is_floating_point():
         return torch.pow(a, b)
@@ -33,7 +33,7 @@ ELEMENTWISE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] 
     "MIN": lambda a, b: torch.where(b < a, b, a),
     "SUB": torch.sub,
     "DIV": lambda a, b: a / b if a.is_floating_point() else _divide_integers(a, b, "trunc"),
-    "POW": _pow,
+    "POW": _power,
     "FLOOR_DIV": lambda a, b: torch.floor(a / b) if a.is_floating_point() else _divide_integers(a, b, "floor"),
     "AND": torch.logical_and,
     "OR": torch.logical_or,

@@ -81,11 +81,11 @@ def _check_input(tensor: Tensor, inputs: Values) -> torch.Tensor:
     return _check_tensor(tensor, inputs[tensor.name].detach(), f"input {tensor.name!r}")
 
 
-def _clone_if_shared(value: torch.Tensor, foreign: set[int]) -> torch.Tensor:
+def _clone_if_shared(value: torch.Tensor, used_addresses: set[int]) -> torch.Tensor:
     """Return an output, cloned if it shares memory with an input, a weight or another output."""
     value = value.contiguous()
-    value = value.clone() if value.untyped_storage().data_ptr() in foreign else value
-    foreign.add(value.untyped_storage().data_ptr())
+    value = value.clone() if value.untyped_storage().data_ptr() in used_addresses else value
+    used_addresses.add(value.untyped_storage().data_ptr())
     return value
 
 
@@ -119,29 +119,29 @@ class _PlanRun:
             self.compute(tensor.name, root)
         return root.values
 
-    def frame_holding(self, name: str, frame: Frame) -> Frame:
-        return frame if frame.parent is None else frame.frame_of(self.flow.inside.get(name, ()))
+    def frame_holding(self, tensor_name: str, frame: Frame) -> Frame:
+        return frame if frame.parent is None else frame.frame_of(self.flow.inside.get(tensor_name, ()))
 
-    def find(self, name: str, frame: Frame) -> torch.Tensor | None:
-        return self.frame_holding(name, frame).values.get(name)
+    def find_value(self, tensor_name: str, frame: Frame) -> torch.Tensor | None:
+        return self.frame_holding(tensor_name, frame).values.get(tensor_name)
 
-    def compute(self, name: str, frame: Frame) -> torch.Tensor:
+    def compute(self, tensor_name: str, frame: Frame) -> torch.Tensor:
         """Return a tensor's value, after running the layers that it depends on; not recursive: networks are deep."""
-        value = self.find(name, frame)
+        value = self.find_value(tensor_name, frame)
         if value is not None:
             return value
-        stack = [name]
+        stack = [tensor_name]
         while stack:
-            if self.find(stack[-1], frame) is not None:
+            if self.find_value(stack[-1], frame) is not None:
                 stack.pop()
                 continue
             layer = self.flow.producers[stack[-1]]
-            missing = [need for need in self.needed_tensors(layer, frame) if self.find(need, frame) is None]
+            missing = [need for need in self.needed_tensors(layer, frame) if self.find_value(need, frame) is None]
             if missing:
                 stack += missing
             else:
                 self.run_layer(layer, frame)
-        value = self.find(name, frame)
+        value = self.find_value(tensor_name, frame)
         assert value is not None
         return value
 
@@ -151,7 +151,7 @@ class _PlanRun:
         region = region_of(layer)
         if layer.kind == "CONDITIONAL_OUTPUT":
             (condition,) = (input_names(entry)[0] for entry in self.flow.boundary_layers(region, "CONDITION"))
-            taken = self.find(condition, frame)
+            taken = self.find_value(condition, frame)
             return (condition,) if taken is None else (input_names(layer)[0 if bool(taken) else 1],)
         if layer.kind != "LOOP_OUTPUT":
             return input_names(layer)
