@@ -69,7 +69,7 @@ def _call_functional(collective: Argument, _: Function, *args: Argument, **kwarg
 
 
 def _can_shard(original: Function, shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
-    """Return whether a tensor can be sharded at its smallest sizes, which implies all its sizes."""
+    """Return whether a tensor can be sharded at its smallest sizes; then it can be sharded at all its sizes."""
     return original([_smallest_size(size) for size in shape], *args, **kwargs)
 
 

@@ -95,7 +95,7 @@ def _inner_fake_tensor(value: Argument) -> Argument:
 
 
 class _Replay(torch.fx.Interpreter):
-    """Call the operators of a traced graph during an export; a constant tensor in it is created anew from its value."""
+    """Call a traced graph's operators during an export; constant tensors are created anew from their values."""
 
     def get_attr(self, target: Argument, args: Argument, kwargs: Argument) -> Argument:
         value = super().get_attr(target, args, kwargs)

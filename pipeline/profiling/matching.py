@@ -139,8 +139,8 @@ def layers_in_name(row: str, layers: Sequence[str]) -> Iterator[str]:
 
 
 def parse_metadata(information: str) -> dict[str, tuple[str, ...]]:
-    """Read from the engine inspector's JSON which layers each profiler row has: `build` writes this as layer metadata.
-    Return an empty dict if the text is not JSON, or has only names."""
+    """Return the layers of each profiler row from the engine inspector's JSON; the stage `build` writes them there, as
+    metadata of layers. Return an empty dict if the text is not JSON, or has only names."""
     try:
         listed = json.loads(information)
     except ValueError:

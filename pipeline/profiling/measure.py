@@ -128,7 +128,7 @@ CYCLES = 2.5e9
 @define
 class SegmentTimer:
     """Time the kernels of a segment without launch gaps: the GPU is kept busy until the host has launched all kernels
-    (for 1.5 times the host's shortest time), so that these run back to back. After about 1,000 queued launches the host
+    (for 1.5 times the host's shortest time), so that they run back to back. After about 1,000 queued launches the host
     waits, so the host's time in later runs may include GPU time."""
 
     host: float | None = None

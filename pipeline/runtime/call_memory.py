@@ -197,7 +197,7 @@ def _sizes_cache_key(argument: Argument) -> object:
 class CallLimit:
     """The memory limit of each call of a program from a file.
 
-    most: the limit in bytes. file: the file's name. once: whether to check only the first call with each plan.
+    most: the limit in bytes. file: the file's name. once: whether to check only the first call with each `CallPlan`.
     """
 
     most: int
@@ -210,7 +210,7 @@ class CallLimit:
         """Return the limit stated in the file that a program was loaded from; None without a file or a limit in it.
 
         scale: a factor for the limit, for a program that computes in wider dtypes.
-        once: check only the first call with each plan, if no size is data-dependent.
+        once: check only the first call with each `CallPlan`, if no size is data-dependent.
         """
         if not isinstance(parameters, FileWeights) or not parameters.call_bytes:
             return None

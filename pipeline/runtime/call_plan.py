@@ -298,7 +298,7 @@ class LayoutBuilder:
 
 
 def _mark_duplicates(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
-    """Mark each output that is an earlier output itself (``again``), or a new tensor with its value (``copied``)."""
+    """Mark outputs that are the same object as an earlier one (``again``), or a copy of an earlier one (``copied``)."""
     first: dict[tuple[Any, Return], int] = {}
     slots: set[int] = set()
     marked: list[Return] = []

@@ -82,7 +82,7 @@ class StreamOrder:
 
 
 class ProfiledSession:
-    """Run each call in the first profile of an engine that fits; its contexts, created on demand, share memory."""
+    """Run each call in an engine's first profile that fits; the profiles' contexts, created on demand, share memory."""
 
     def __init__(self, network: Network, make: Callable[[torch.cuda.Stream, int], EngineSession]) -> None:
         self.network, self._make = network, make

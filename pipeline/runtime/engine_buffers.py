@@ -81,8 +81,8 @@ def has_plain_layout(tensor: torch.Tensor) -> bool:
 def tensor_allocator(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None
 ) -> Allocator:
-    """Return a function that allocates tensors of this shape and dtype on the current GPU or the CPU, contiguous
-    without ``strides``. It uses the allocator of torch's generated code, the fastest one."""
+    """Return a function that allocates tensors of this shape and dtype on the current GPU or the CPU; they are
+    contiguous if ``strides`` is None. It uses the allocator of torch's generated code, the fastest one."""
     strides = torch.empty(shape, device="meta").stride() if strides is None else strides
     return partial(_ALLOCATORS[device.type], shape, strides, dtype)
 

@@ -159,7 +159,7 @@ class MemoryFill:
     value: int
 
     def __call__(self, device: torch.device) -> None:
-        """Do what the memset does by a PyTorch kernel on the current stream."""
+        """Fill the memory as the memset node does, but by a PyTorch kernel on the current stream."""
         memory = tensor_at_address(self.address, self.count, _DTYPES[self.size], device)
         memory.fill_(int.from_bytes(self.value.to_bytes(4, "little")[: self.size], "little", signed=True))
 

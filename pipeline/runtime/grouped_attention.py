@@ -18,8 +18,8 @@ def attention(
     """Compute ``scaled_dot_product_attention`` for grouped-query attention (GQA), without torch's slow math backend.
 
     For GQA with a mask torch may use that backend, which stores all scores: flash attention accepts no mask, the
-    memory-efficient kernel no GQA, and cuDNN does not always run. So the heads of keys are repeated; but if each head
-    has a single query, the queries of a group become rows of a single head.
+    memory-efficient kernel no GQA, and cuDNN does not always run. This function therefore repeats the heads of keys; if
+    each head has a single query, the queries of a group become rows of a single head.
     """
     heads, groups = query.shape[-3], key.shape[-3]
     if not options.get("enable_gqa") or attn_mask is None or heads == groups:

@@ -96,7 +96,7 @@ def _register_updated_buffers(replacement: torch.nn.Module, runner: CompiledModu
 
 
 def _copy_without_weights(module: M, device: torch.device, copies: dict[int, Leaf]) -> M:
-    """Copy a module and its submodules to a device without weights; a call of a submodule that had weights raises."""
+    """Copy a module and its submodules to a device, without weights; submodules that had weights refuse calls."""
     if id(module) in copies:
         return copies[id(module)]  # type: ignore[no-any-return]
     copied = copies[id(module)] = module.__class__.__new__(module.__class__)
