@@ -52,7 +52,7 @@ def find_first_equal(
 
 
 def engine_for_network(engine: Engine, built: Canonical, new_name: str, new_network: Canonical) -> Engine:
-    """Return an engine built for one network as the engine of another network of the same structure, with its names."""
+    """Return an engine as the engine of another network of equal structure, with the names of that network."""
     return evolve(
         engine,
         name=new_name,

@@ -281,14 +281,14 @@ def _builder_config(
 
 
 def _add_profile(
-    builder: trt.Builder, config: trt.IBuilderConfig, order: BuildOrder, sizes: Profile, plan_names: Mapping[str, str]
+    builder: trt.Builder, config: trt.IBuilderConfig, order: BuildOrder, ranges: Profile, plan_names: Mapping[str, str]
 ) -> None:
     profile = builder.create_optimization_profile()
-    for name, low, opt, high in sizes.ranges:
+    for name, low, opt, high in ranges.ranges:
         set_range = profile.set_shape_input if name in order.sizes else profile.set_shape
         try:
             set_range(plan_names.get(name, name), low, opt, high)
         except RuntimeError as error:
             raise BuildError(f"{order.name}: TensorRT rejects sizes of {name} from {low} to {high}: {error}") from error
     if config.add_optimization_profile(profile) < 0:
-        raise BuildError(f"{order.name}: TensorRT rejected the optimization profile {sizes}")
+        raise BuildError(f"{order.name}: TensorRT rejected the optimization profile {ranges}")

@@ -94,7 +94,7 @@ class _SegmentGraph:
     """A copy of a segment's nodes as a graph whose placeholders are the segment's inputs and constants.
 
     text: the graph without names of the program, and the types of its placeholders. updated: for each output, the index
-        of the input that it is after an in-place update, or None if the graph returns it; empty without updates.
+        of the input that the graph updates in place to produce it, or None; empty without such updates.
     """
 
     def __init__(self, program: Program, segment: Segment, argument: Change) -> None:

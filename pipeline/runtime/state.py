@@ -35,7 +35,7 @@ class InitialValue:
         return self.write(torch.empty(self.shape, dtype=self.value.dtype, device=device))
 
     def write(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Write this value into a tensor."""
+        """Write this value into a tensor, and return the tensor."""
         return tensor.copy_(self.value.expand(self.shape) if self.value.numel() == 1 else self.value)
 
 
