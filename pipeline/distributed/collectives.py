@@ -70,9 +70,9 @@ def _call_functional(collective: Argument, _: Function, *args: Argument, **kwarg
 
 def _can_shard(original: Function, shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
     """Return whether a tensor can be sharded at its smallest sizes; then it can be sharded at all its sizes."""
-    return original([_smallest_size(size) for size in shape], *args, **kwargs)
+    return original([_lower_bound(size) for size in shape], *args, **kwargs)
 
 
-def _smallest_size(size: Argument) -> int:
+def _lower_bound(size: Argument) -> int:
     node = getattr(size, "node", None)
     return size if node is None else int(node.shape_env.bound_sympy(node.expr).lower)

@@ -104,7 +104,7 @@ class AllocationLimit(TorchDispatchMode):
         if self.taken + asked > self.most:
             taken, most = format_bytes(self.taken), format_bytes(self.most)
             raise ExecutionError(
-                f"{func} needs {format_bytes(asked)} in addition to {taken}; {self.file} allows a call at most {most}",
+                f"{func} needs {format_bytes(asked)} beyond {taken} in use; {self.file} allows a call at most {most}",
                 "if you do not trust the file, do not run it; if you do, compile the model for larger inputs",
             )
         result = func(*args, **named)

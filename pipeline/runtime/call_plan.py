@@ -155,7 +155,7 @@ class CallPlan:
         """Pass the results of the program's checks, which are in these slots, to the guard."""
         for slot in check_slots:
             if self.guard is not None:
-                self.guard.note(slots[slot])
+                self.guard.add_result(slots[slot])
 
     def is_on_output_device(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is on the device of the program's outputs."""

@@ -35,7 +35,7 @@ def open_private_file(path: Path) -> BinaryIO:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(f"{path} is not a regular file: delete it")
-        _check_file(found, path)
+        _check_cache_file(found, path)
         os.utime(descriptor if os.utime in os.supports_fd else path)
     except OSError as error:
         if not isinstance(error, PermissionError) and error.errno != errno.EROFS:  # in a read-only folder
@@ -55,10 +55,10 @@ def check_private_folder(folder: Path) -> None:
     named = folder.lstat()
     if stat.S_ISLNK(named.st_mode):
         _check_owner(named, folder)
-    _check_file(folder.stat(), folder)
+    _check_cache_file(folder.stat(), folder)
 
 
-def _check_file(file_stat: os.stat_result, path: Path) -> None:
+def _check_cache_file(file_stat: os.stat_result, path: Path) -> None:
     _check_owner(file_stat, path)
     if hasattr(os, "geteuid") and file_stat.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(file_stat.st_mode)

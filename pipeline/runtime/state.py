@@ -115,7 +115,7 @@ class PositionGuard:
         if self.on_gpu:
             weakref.finalize(self, _flags.give, self.seen)
 
-    def note(self, is_outside: torch.Tensor) -> None:
+    def add_result(self, is_outside: torch.Tensor) -> None:
         """Add to the flag whether a call's positions were outside of the buffer. CUDA graphs capture these kernels.
 
         Raises:

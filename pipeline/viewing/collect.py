@@ -118,7 +118,7 @@ class _Collector:
             values=tuple(self.node_values(node.meta.get("val"))) if node.op != "output" else (),
             reason=fallback.reason if fallback else "",
             hint=fallback.hint if fallback else "",
-            healed="; ".join(f"{h.action}: {h.reason}" for h in self.healed_nodes.get(node.name, ())),
+            healed="; ".join(f"{h.action}: {h.reason}" for h in self.alternatives_by_node.get(node.name, ())),
         )
         if place != "tensorrt":
             return evolve(node_view, weights=self.graph_weights(node))
@@ -167,7 +167,7 @@ class _Collector:
         return fusion_texts(self.compiled.networks, self.compiled.quantization)
 
     @cached_property
-    def healed_nodes(self) -> Mapping[str, Sequence[Healed]]:
+    def alternatives_by_node(self) -> Mapping[str, Sequence[Healed]]:
         """Return, by node, the alternative implementations that `pipeline.verify` chose."""
         rows = defaultdict(list)
         for row in self.compiled.healed:
