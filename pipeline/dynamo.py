@@ -32,7 +32,7 @@ from pipeline.export_fixes.export_steps import suppress_repeated_warning
 from pipeline.program import Program
 from pipeline.records.wording import kind_of
 from pipeline.runtime.data_writes import DataWrites, watch_data_writes
-from pipeline.runtime.memory_overlap import find_overlap, written_inputs
+from pipeline.runtime.memory_overlap import find_overlap, mutated_input_indices
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def _compile_runner(
     graph.add_size_guards(program)
     at = {node: i for i, node in enumerate(nodes)}
     places = {n.name: at[n] for n in graph.weights}, [at[n] for n in graph.inputs]
-    runner = _Runner(made, *places, executor, graph_module.forward, written_inputs(program))
+    runner = _Runner(made, *places, executor, graph_module.forward, mutated_input_indices(program))
     runner.create_module(example_inputs)
     return runner
 

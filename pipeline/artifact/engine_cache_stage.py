@@ -151,7 +151,7 @@ def engine_requests(converted: Converted) -> Iterator[EngineRequest]:
         order = BuildOrder.for_segment(segment, network, program.settings)
         form = canonical(order.network, order.sizes, _binding_roles(program, segment))
         known = tensor_digests({name: handle.weights[name] for name in form.weights})
-        values = {n: digest for n, digest in known.items() if order.is_replaceable(n) and n in converted.recipes}
+        values = {n: digest for n, digest in known.items() if order.is_refittable_weight(n) and n in converted.recipes}
         fixed = {name: digest for name, digest in known.items() if name not in values}
         yield EngineRequest(order, handle, form, engine_key(order, form, fixed), values)
 

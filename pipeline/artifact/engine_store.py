@@ -23,7 +23,7 @@ from pipeline.frozen import FrozenDict
 from pipeline.records.wording import kind_of
 from pipeline.runtime.atomic import replace_file
 from pipeline.runtime.engine_cache import cache_folder
-from pipeline.runtime.private import MODE, make_private, open_private
+from pipeline.runtime.private import MODE, make_private_folder, open_private_file
 
 SUFFIX = ".engine"
 ABANDONED = 3600.0
@@ -134,7 +134,7 @@ class DiskStore:
         """Return an entry's file and the entry's size, and mark it as recently used; the file ends with a SHA-256."""
         path = self._path(key)
         try:
-            file = open_private(path)
+            file = open_private_file(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -151,10 +151,10 @@ class DiskStore:
             warn(f"an engine of {size} bytes is not cached: {limit}", ArtifactWarning)
             return
         try:
-            make_private(self.folder)
+            make_private_folder(self.folder)
             if path.is_fifo():
                 path.unlink()
-            with replace_file(path, mode=MODE, size=lambda: size) as file:
+            with replace_file(path, permissions=MODE, nbytes=lambda: size) as file:
                 sha256 = hashlib.sha256()
                 for view in views:
                     sha256.update(view)
@@ -188,8 +188,8 @@ class DiskStore:
         folder = self.folder / "locks"
         lock = filelock.FileLock(folder / name)
         try:
-            make_private(self.folder)
-            make_private(folder)
+            make_private_folder(self.folder)
+            make_private_folder(folder)
             lock.acquire()
         except (OSError, NotImplementedError) as error:
             why = f"the engine cache {self.folder} cannot be locked ({error})"

@@ -57,9 +57,9 @@ def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) ->
     held = bytes(content) if inside else _relative_plan_path(Path(plan), target).encode()
     message = _onnx_model(compiled, target.stem, held, embed_plan=inside)
     if not inside:
-        with replace_file(Path(plan), size=lambda: content.nbytes) as file:
+        with replace_file(Path(plan), nbytes=lambda: content.nbytes) as file:
             file.write(content)
-    with replace_file(target, size=lambda: len(message)) as file:
+    with replace_file(target, nbytes=lambda: len(message)) as file:
         file.write(message)
 
 

@@ -341,7 +341,7 @@ def _check_parts(compiled: Compiled, reader: ContainerReader) -> None:
     try:
         with report_altered_file(reader.name):
             check_program(compiled)
-            LayoutBuilder(program, compiled.partitioned.segments).layout()
+            LayoutBuilder(program, compiled.partitioned.segments).build()
             compiled.report()
     except MalformedError as error:
         raise reader.damage_error(error.message) from None

@@ -19,7 +19,7 @@ from pipeline.profiling.measurements import Measurements, Milliseconds, NoMeasur
 from pipeline.runtime.atomic import replace_file
 from pipeline.runtime.engine_cache import cache_folder
 from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
-from pipeline.runtime.private import MODE, make_private, open_private
+from pipeline.runtime.private import MODE, make_private_folder, open_private_file
 from pipeline.settings import CompilationSettings
 from pipeline.trt import LIBRARY, has_gpu
 
@@ -91,7 +91,7 @@ class MeasurementFile:
         place = torch.cuda.get_device_name(), current_capability(), LIBRARY, torch_release()
         try:
             if self.given is None:
-                make_private(self.path.parent)
+                make_private_folder(self.path.parent)
             with filelock.FileLock(self.path.with_name(f".{self.path.name}.lock")):
                 before = self._read_rows()
                 if before is None:
@@ -99,7 +99,7 @@ class MeasurementFile:
                 known = {row.key for row in before if row.gpu_and_versions == place}
                 rows = [MeasurementRow(key, *place, *pair) for key, pair in measurements.items() if key not in known]
                 table = MeasurementTable("pipeline measurements", 1, (*before, *rows)[-MOST:])
-                with replace_file(self.path, mode=MODE if self.given is None else 0o666) as file:
+                with replace_file(self.path, permissions=MODE if self.given is None else 0o666) as file:
                     file.write(encode_json(codec.to_json(table, MeasurementTable)))
         except OSError as error:
             log.warning("the measured times of engines and PyTorch cannot be saved to %s: %s", self.path, error)
@@ -107,7 +107,7 @@ class MeasurementFile:
     def _read_rows(self) -> tuple[MeasurementRow, ...] | None:
         """Return the rows of the file: empty if there is no file, None if it cannot be read."""
         try:
-            with open_private(self.path) if self.given is None else self.path.open("rb") as file:
+            with open_private_file(self.path) if self.given is None else self.path.open("rb") as file:
                 data = file.read(BYTES + 1)
             if len(data) > BYTES:
                 raise ArtifactError(f"it has more than {BYTES} bytes")

@@ -21,7 +21,7 @@ from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned
 from pipeline.recipes import narrow_float64
-from pipeline.runtime.snapshot import find_present
+from pipeline.runtime.snapshot import stored_value
 from pipeline.stages.build import make_engine
 
 
@@ -56,7 +56,7 @@ def rebuild_engines(compiled: Compiled, partitioned: Partitioned) -> Compiled:
 
     def value(name: str) -> torch.Tensor:
         recipe = compiled.refit_map.get(name)
-        return find_present(compiled.literals, name) if recipe is None else narrow_float64(recipe.evaluate(parameters))
+        return stored_value(compiled.literals, name) if recipe is None else narrow_float64(recipe.evaluate(parameters))
 
     values = [LazyWeights(order.network, value) for order in orders]
     engines = build_without_duplicates(orders, values, lambda due: [_build_engine(orders[i], values[i]) for i in due])

@@ -29,7 +29,7 @@ from pipeline.program import Partitioned, Program, tensor_version
 from pipeline.recipes import Recipe, named_buffer_numbers
 from pipeline.records.wording import kind_of
 from pipeline.runtime.engine_refit import refit
-from pipeline.runtime.snapshot import find_present
+from pipeline.runtime.snapshot import stored_value
 from pipeline.stages.build import build
 from pipeline.stages.convert import convert
 from pipeline.stages.refit_map import refit_map
@@ -259,7 +259,7 @@ def _refit_engines(compiled: Compiled, partitioned: Partitioned, changed: Collec
     engines: list[Engine] = []
     for engine, network in zip(compiled.engines, compiled.networks, strict=True):
         recipes = {w.name: compiled.refit_map[w.name] for w in network.weights if w.name in compiled.refit_map}
-        weights = {w.name: find_present(compiled.literals, w.name) for w in network.weights if w.name not in recipes}
+        weights = {w.name: stored_value(compiled.literals, w.name) for w in network.weights if w.name not in recipes}
         weights |= {name: recipe.evaluate(parameters) for name, recipe in recipes.items()}
         given = engine.stripped and not compiled.settings.immutable_weights
         engines.append(refit(engine, weights, recipes.keys() & changed) if engine.refittable and not given else engine)

@@ -41,7 +41,7 @@ from pipeline.network.description import Network
 from pipeline.program import Program, tensor_version
 from pipeline.records.wording import kind_of, to_path
 from pipeline.runtime.atomic import replace_file
-from pipeline.runtime.call_memory import call_bytes
+from pipeline.runtime.call_memory import max_call_bytes
 from pipeline.runtime.opened_file import check_files, stated_call_bytes
 from pipeline.runtime.program_engines import compiled_kernels
 from pipeline.trt import LIBRARY, has_gpu
@@ -61,7 +61,7 @@ def save(compiled: Compiled, path: StrPath, weights: StrPath = INSIDE, generatio
     check_files(compiled.program.parameters)
     file_path, tensors, plans, others = to_path(path, "save"), TensorsToSave(), dict[str, Any](), dict[str, Any]()
     size = lambda: sum(size for _, size, _ in (plans | others).values())  # noqa: E731 - both are filled below
-    with replace_file(file_path, size=size) as file, ContainerWriter(file) as writer, ThreadPoolExecutor(1) as thread:
+    with replace_file(file_path, nbytes=size) as file, ContainerWriter(file) as writer, ThreadPoolExecutor(1) as thread:
         engines = _save_engines(compiled, plans)
         first = thread.submit(_write_entries, writer, plans)
         manifest = describe_program(compiled, engines, tensors, others)
@@ -123,7 +123,7 @@ def _save_separate_weights(path: Path, program: Path, tensors: dict[str, torch.T
     parts, size = tensor_file_parts(_check_present(tensors))
     if path.resolve() == program.resolve():
         raise ArtifactError(f"weights={str(path)!r} is the program's own file", 'pass another file, or "inside"')
-    with replace_file(path, size=lambda: size) as file, ChecksumWriter(file) as summed:
+    with replace_file(path, nbytes=lambda: size) as file, ChecksumWriter(file) as summed:
         sha256, _ = summed.write(parts, size)
     relative = os.path.relpath(path.absolute(), program.absolute().parent)
     return SavedWeights(file=Path(relative).as_posix(), size=size, sha256=sha256)
@@ -176,7 +176,7 @@ def describe_program(
         source=SOURCE if source is not None else "",
         computed=_largest_computed_bytes(compiled),
         kernels=kernels.machine,
-        call=stated_call_bytes(compiled.program.parameters) or call_bytes(compiled),
+        call=stated_call_bytes(compiled.program.parameters) or max_call_bytes(compiled),
         libraries=tuple(sorted({node.library for segment in segments.values() for node in segment.nodes} - {""})),
     )
 

@@ -41,7 +41,7 @@ def find_first_equal(
         if canonical_networks[i].text != canonical_networks[j].text or orders[i].refit_flags != orders[j].refit_flags:
             return False
         names = list(zip(canonical_networks[i].weights, canonical_networks[j].weights, strict=True))
-        if any(orders[i].is_replaceable(a) != orders[j].is_replaceable(b) for a, b in names):
+        if any(orders[i].is_refittable_weight(a) != orders[j].is_refittable_weight(b) for a, b in names):
             return False
         return all(_same_bytes(weights[i][a], weights[j][b]) for a, b in names)
 
@@ -51,13 +51,13 @@ def find_first_equal(
     return found
 
 
-def engine_for_network(engine: Engine, built: Canonical, name: str, wanted: Canonical) -> Engine:
-    """Return an engine built for one network as the engine of another network of the same structure, with its names."""
+def engine_for_network(engine: Engine, built: Canonical, new_name: str, new_network: Canonical) -> Engine:
+    """Return an engine as the engine of another network of equal structure, with the names of that network."""
     return evolve(
         engine,
-        name=name,
-        bindings=match_names(wanted.bindings, (engine.bindings.get(each, each) for each in built.bindings)),
-        weights=match_names(wanted.weights, (engine.weights.get(each, each) for each in built.weights)),
+        name=new_name,
+        bindings=match_names(new_network.bindings, (engine.bindings.get(each, each) for each in built.bindings)),
+        weights=match_names(new_network.weights, (engine.weights.get(each, each) for each in built.weights)),
     )
 
 

@@ -12,12 +12,12 @@ from pipeline.errors import BuildError, PipelineError
 from pipeline.records.wording import kind_of
 
 
-def collect_plans(executor: Executor, jobs: Sequence[Job], report: Callable[[int, int, str], object]) -> list[Plan]:
+def collect_plans(executor: Executor, jobs: Sequence[Job], progress: Callable[[int, int, str], object]) -> list[Plan]:
     """Run build jobs on workers; return the plans in order. After an error or Ctrl-C no further build starts, and
     threads stop building. The raised `BuildError` is the first error of a worker, or reports that a worker died.
 
     A worker that cannot access this machine's files returns None, and then receives the weights as bytes; its plan
-    comes back as bytes and is written to the job's path. ``report`` is called with the number of finished builds, the
+    comes back as bytes and is written to the job's path. ``progress`` is called with the number of finished builds, the
     number of all builds, and the name of the last finished.
     """
     futures: dict[Future[object], Job] = {}
@@ -37,7 +37,7 @@ def collect_plans(executor: Executor, jobs: Sequence[Job], report: Callable[[int
                     pending.add(again)
                     continue
                 plans[str(job.path)] = _check_plan(job, found)
-                report(len(plans), len(jobs), job.order.name)
+                progress(len(plans), len(jobs), job.order.name)
     except BaseException:
         for future, job in futures.items():
             future.cancel()

@@ -48,11 +48,11 @@ class Kernel:
 
 
 def kernels(plan: Any) -> tuple[Kernel, ...]:
-    """Return the steps of a plan's program that compute something, in order; `steps` also returns the others."""
-    return tuple(step for step in steps(plan) if step.kind not in STREAMS | SIZES)
+    """Return the steps of a plan's program that compute something, in order; `all_steps` also returns the others."""
+    return tuple(step for step in all_steps(plan) if step.kind not in STREAMS | SIZES)
 
 
-def steps(plan: Any) -> tuple[Kernel, ...]:
+def all_steps(plan: Any) -> tuple[Kernel, ...]:
     """Return all steps of a plan's program, in order, including those that compute nothing (`STREAMS`, `SIZES`). The
     plan, bytes or another buffer, is searched without a copy; `ValueError` if it contains no program as text."""
     found = _PROGRAM.search(plan)

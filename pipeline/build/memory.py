@@ -40,21 +40,21 @@ class MemoryMappedWeights:
     """A memory-mapped file for tensors of known sizes. If the disk has no space, the tensors stay in memory."""
 
     def __init__(self, sizes: list[int]) -> None:
-        self.room = sum(_align(size) for size in sizes if size >= LEAST)
+        self.room = sum(_aligned_size(size) for size in sizes if size >= LEAST)
         self.used = 0
         self.file = _open_unnamed_file(self.room) if self.room else None
         self.mapping = mmap.mmap(self.file.fileno(), self.room) if self.file else None
 
     def copy_to_file(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor to the file and return the copy; return the tensor itself if it is small or does not fit."""
-        if self.mapping is None or tensor.nbytes < LEAST or self.used + _align(tensor.nbytes) > self.room:
+        if self.mapping is None or tensor.nbytes < LEAST or self.used + _aligned_size(tensor.nbytes) > self.room:
             return tensor
         data = torch.frombuffer(self.mapping, dtype=torch.uint8, count=tensor.nbytes, offset=self.used)
         try:
             self._write(raw_bytes(tensor))
         except OSError:
             return tensor
-        self.used += _align(tensor.nbytes)
+        self.used += _aligned_size(tensor.nbytes)
         return data.view(tensor.dtype).view(tensor.shape)
 
     def _write(self, data: torch.Tensor) -> None:
@@ -81,7 +81,7 @@ def drop_pages(mapping: bytes | mmap.mmap | None) -> None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def _align(size: int) -> int:
+def _aligned_size(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 

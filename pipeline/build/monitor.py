@@ -12,7 +12,7 @@ from pipeline.trt import trt
 
 
 class Monitor(trt.IProgressMonitor):  # type: ignore[misc,unused-ignore]
-    """Monitor a TensorRT build: report phases to ``tell``, return memory to the system between phases, and stop the
+    """Monitor a TensorRT build: report its phases, return memory to the system between phases, and stop the
     build at its next step once ``stopped`` is set. TensorRT calls the methods from any thread; they must not raise."""
 
     def __init__(

@@ -63,19 +63,19 @@ class RemoteBuild:
     @property
     def is_reachable(self) -> bool:
         """Return whether this process has the network itself, or can access the file with its weights."""
-        return self.handle is not None or has_weights(self.path, self.index or {})
+        return self.handle is not None or can_read_weights(self.path, self.index or {})
 
     def open_network(self) -> NetworkHandle:
         """Return the network, in another process built from its description; raise a `BuildError` if that fails."""
         try:
-            self.handle = self.handle or _replay(self.network, self.path, self.index or {})
+            self.handle = self.handle or _rebuild_network(self.network, self.path, self.index or {})
         except ReplayError as error:
             hint = "build the engine in this process: do not pass an executor to the stage build"
-            raise BuildError(f"{self.network.name}: {error}", hint) from None
+            raise BuildError(f"{self.network.name} cannot be built in a worker process: {error}", hint) from None
         return self.handle
 
 
-def has_weights(path: Path, index: Index) -> bool:
+def can_read_weights(path: Path, index: Index) -> bool:
     """Return whether this machine can access the file with these weights. The folder of the file has a random name, so
     no other file can be mistaken for it."""
     size = max((stored.offset + stored.nbytes for stored in index.values()), default=0)
@@ -106,7 +106,7 @@ class MappedFile:
         drop_pages(self.mapping)
 
 
-def _replay(network: Network, path: Path, index: Index) -> NetworkHandle:
+def _rebuild_network(network: Network, path: Path, index: Index) -> NetworkHandle:
     """Build a network from its description with the mapped weights; the result's description must be the same."""
     file = MappedFile(path)
     data = np.frombuffer(file.mapping, np.uint8)

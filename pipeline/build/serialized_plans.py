@@ -53,7 +53,7 @@ class BuildOrder:
         sizes = frozenset(port.name for port in segment.inputs if port.kind == "symint")
         return cls(network, sizes, settings.evolve(torch_executed_ops=()))
 
-    def is_replaceable(self, name: str) -> bool:
+    def is_refittable_weight(self, name: str) -> bool:
         """Return whether the weight of this name can be refitted in the engine."""
         settings = self.settings
         return not settings.immutable_weights or any(fnmatchcase(name, each) for each in settings.refittable_weights)
@@ -61,7 +61,7 @@ class BuildOrder:
     @property
     def refittable(self) -> bool:
         """Return whether at least one weight of the engine can be refitted."""
-        return any(self.is_replaceable(weight.name) for weight in self.network.weights)
+        return any(self.is_refittable_weight(weight.name) for weight in self.network.weights)
 
     @property
     def stripped(self) -> bool:
@@ -103,15 +103,15 @@ def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor:
         raise BuildError(why, hint)
     names: dict[str, str] = {}
     for weight in handle.weights if "REFIT_INDIVIDUAL" in order.refit_flags else ():
-        if order.is_replaceable(weight):
+        if order.is_refittable_weight(weight):
             handle.net.mark_weights_refittable(weight)
     for layer in map(handle.net.get_layer, range(handle.net.num_layers)):
         layer.metadata = layer.name  # the plan then lists the layers of fused kernels (inspector, `build.kernels`)
     with (
         report_full_disk(f"{order.name}: its plan", plan),
         interruptible(monitor),
-        _repeat(handle.drop_pages),
-        _restore_names(handle.net, names),
+        _call_repeatedly(handle.drop_pages),
+        _restore_names_at_exit(handle.net, names),
     ):
         mark = handle.log.position()
         while not (built := _write_plan(handle, _builder_config(handle.builder, order, names, monitor), plan)):
@@ -126,18 +126,18 @@ def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor:
 
 
 @contextmanager
-def report_full_disk(description: str, target: PlanFile | int) -> Iterator[None]:
+def report_full_disk(description: str, file_or_size: PlanFile | int) -> Iterator[None]:
     """Return a context in which a write to a full disk raises a `BuildError` that states the required and the free
-    space. ``target``: the plan's file, or the number of bytes to write."""
+    space. ``file_or_size``: the plan's file, or the number of bytes to write."""
     try:
         yield
-        if isinstance(target, PlanFile) and target.full is not None:
-            raise target.full
+        if isinstance(file_or_size, PlanFile) and file_or_size.full is not None:
+            raise file_or_size.full
     except OSError as error:
         if error.errno not in FULL:
             raise
-        size = target.size if isinstance(target, PlanFile) else target
-        place = getattr(target, "place", None) or tempfile.gettempdir()
+        size = file_or_size.size if isinstance(file_or_size, PlanFile) else file_or_size
+        place = getattr(file_or_size, "place", None) or tempfile.gettempdir()
         hint = "set TMPDIR to a folder with more room"
         raise BuildError(f"{description} cannot be written: {disk_full_error(error, place, size)}", hint) from error
 
@@ -150,7 +150,7 @@ def build_error(order: BuildOrder, message: str) -> BuildError:
     asked += [name for name in names if getattr(settings, name)]
     is_known = cannot and order.refit_flags and NOT_FOR_THIS_GPU in message
     hint = NO_REFIT.format(" and ".join(asked)) if is_known else ""
-    return BuildError(f"{order.name}: {message}", hint)
+    return BuildError(f"{order.name}: TensorRT cannot build the engine: {message}", hint)
 
 
 _DUPLICATE = re.compile(r'duplicate tensor name "([^"]*)"')
@@ -159,7 +159,7 @@ _DUPLICATE = re.compile(r'duplicate tensor name "([^"]*)"')
 def _rename_duplicate(handle: NetworkHandle, plan_names: dict[str, str], message: str) -> bool:
     """Rename an input or output if TensorRT reported its name as a duplicate, and return whether it did. TensorRT-RTX
     1.4 to 1.6 add tensors ``add``, ``sub`` and ``max`` for sizes that are quotients or maxima."""
-    tensors, found = {tensor.name: tensor for tensor in _bindings(handle.net)}, _DUPLICATE.search(message)
+    tensors, found = {tensor.name: tensor for tensor in _inputs_and_outputs(handle.net)}, _DUPLICATE.search(message)
     if found is None or found[1] not in tensors:
         return False
     given = {plan: name for name, plan in plan_names.items()}.get(found[1], found[1])
@@ -168,28 +168,28 @@ def _rename_duplicate(handle: NetworkHandle, plan_names: dict[str, str], message
 
 
 @contextmanager
-def _restore_names(net: trt.INetworkDefinition, plan_names: Mapping[str, str]) -> Iterator[None]:
+def _restore_names_at_exit(net: trt.INetworkDefinition, plan_names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
         given = {plan: name for name, plan in plan_names.items()}
-        for tensor in _bindings(net):
+        for tensor in _inputs_and_outputs(net):
             tensor.name = given.get(tensor.name, tensor.name)
 
 
-def _bindings(net: trt.INetworkDefinition) -> Iterator[trt.ITensor]:
+def _inputs_and_outputs(net: trt.INetworkDefinition) -> Iterator[trt.ITensor]:
     yield from map(net.get_input, range(net.num_inputs))
     yield from map(net.get_output, range(net.num_outputs))
 
 
 @contextmanager
-def _repeat(act: Callable[[], object]) -> Iterator[None]:
-    """Return a context in which ``act`` is called every 10 ms, for example to drop pages of weights that were read."""
+def _call_repeatedly(action: Callable[[], object]) -> Iterator[None]:
+    """Return a context that calls ``action`` every 10 ms, for example to drop pages of weights that were read."""
     done = threading.Event()
 
     def run() -> None:
         while not done.wait(0.01):
-            act()
+            action()
 
     thread = threading.Thread(target=run, name="pipeline-build", daemon=True)
     thread.start()
@@ -270,8 +270,8 @@ def _builder_config(
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # layers' metadata, for the inspector
     if targets := settings.compute_capabilities:
         if not CAPABILITIES.compute_capabilities:
-            only = f"{CAPABILITIES.flavour} builds for the GPU at hand only"
-            raise BuildError(f"{only}; leave compute_capabilities empty")
+            why = f"compute_capabilities is {targets}, but {CAPABILITIES.flavour} builds only for this machine's GPU"
+            raise BuildError(why, "leave compute_capabilities empty")
         config.num_compute_capabilities = len(targets)
         for i, target in enumerate(targets):
             config.set_compute_capability(compute_capability(target), i)
@@ -281,14 +281,14 @@ def _builder_config(
 
 
 def _add_profile(
-    builder: trt.Builder, config: trt.IBuilderConfig, order: BuildOrder, sizes: Profile, plan_names: Mapping[str, str]
+    builder: trt.Builder, config: trt.IBuilderConfig, order: BuildOrder, ranges: Profile, plan_names: Mapping[str, str]
 ) -> None:
     profile = builder.create_optimization_profile()
-    for name, low, opt, high in sizes.ranges:
+    for name, low, opt, high in ranges.ranges:
         set_range = profile.set_shape_input if name in order.sizes else profile.set_shape
         try:
             set_range(plan_names.get(name, name), low, opt, high)
         except RuntimeError as error:
             raise BuildError(f"{order.name}: TensorRT rejects sizes of {name} from {low} to {high}: {error}") from error
     if config.add_optimization_profile(profile) < 0:
-        raise BuildError(f"{order.name}: TensorRT rejected the optimization profile {sizes}")
+        raise BuildError(f"{order.name}: TensorRT rejected the optimization profile {ranges}")

@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.recipes import Recipe
-from pipeline.runtime.autocast_context import autocast_dtypes
+from pipeline.runtime.autocast_context import current_autocast_dtypes
 
 SourceModel: TypeAlias = "torch.nn.Module | torch.jit.ScriptFunction[Any, Any]"
 
@@ -52,7 +52,7 @@ def record_origin(program: Program, model: object) -> Program:
     """Return a newly captured program with its origin; a program from an ``ExportedProgram`` has no origin."""
     if not isinstance(model, torch.nn.Module | torch.jit.ScriptFunction):
         return program
-    autocast, graph = FrozenDict(autocast_dtypes()), weakref.ref(program.graph_module)
+    autocast, graph = FrozenDict(current_autocast_dtypes()), weakref.ref(program.graph_module)
     return evolve(program, origin=Origin(weakref.ref(model), training_modes(model), autocast, graph, program.constants))
 
 

@@ -31,22 +31,22 @@ its place, before a copy of the result to the tensor."""
 
 def trace_collectives() -> AbstractContextManager[None]:
     """Return a context for exports: collectives become operators of the graph, and DTensors add nothing to it."""
-    return _replacements("torch.distributed.tensor" in sys.modules).activate("sharded")
+    return _export_patches("torch.distributed.tensor" in sys.modules).activate("sharded")
 
 
 @cache
-def _replacements(_: bool) -> Patches:
+def _export_patches(_dtensor_is_imported: bool) -> Patches:
     """Return the patches of torch for an export; those in DTensor's modules only if these modules are imported."""
     why = "calls methods of a process group, which torch.export cannot capture: it captures operators only"
     rows = [
-        Replacement(torch.distributed, name, partial(_call_op, own), why, "sharded") for name, own in IN_PLACE.items()
+        Replacement(torch.distributed, n, partial(_call_functional, op), why, "sharded") for n, op in IN_PLACE.items()
     ]
     why = "fails at a DTensor that forward creates: its placements are not nodes"
     rows.append(Replacement(wrappers, "_emit_flat_apply_call", _do_nothing, why, "sharded"))
     modules = [each for name, each in sys.modules.items() if name.startswith("torch.distributed.tensor.")]
     why, name = "traces its own calls of an operator, the first time", "_propagate_tensor_meta_non_cached"
     owners = {vars(each)["ShardingPropagator"] for each in modules if "ShardingPropagator" in vars(each)}
-    rows += [Replacement(each, name, _untraced, why, "sharded", before=(2, 13)) for each in owners]
+    rows += [Replacement(each, name, _call_untraced, why, "sharded", before=(2, 13)) for each in owners]
     why = "limits the range of a dynamic size without need, in order to shard it"
     asking = [each for each in modules if "is_tensor_shardable" in vars(each)]
     return Patches((*rows, *(Replacement(each, "is_tensor_shardable", _can_shard, why, "sharded") for each in asking)))
@@ -56,12 +56,12 @@ def _do_nothing(_: Function, **__: object) -> None:
     """Do nothing, in place of a function that would add operators to the graph."""
 
 
-def _untraced(original: Function, *args: Argument) -> object:
+def _call_untraced(original: Function, *args: Argument) -> object:
     with disable_proxy_modes_tracing():
         return original(*args)
 
 
-def _call_op(collective: Argument, _: Function, *args: Argument, **kwargs: Argument) -> None:
+def _call_functional(collective: Argument, _: Function, *args: Argument, **kwargs: Argument) -> None:
     """Call a functional collective in place of a collective of torch.distributed."""
     names = functional.REDUCE_OP_TO_STR
     named = [names[each] if isinstance(each, torch.distributed.ReduceOp.RedOpType) else each for each in args]
@@ -69,10 +69,10 @@ def _call_op(collective: Argument, _: Function, *args: Argument, **kwargs: Argum
 
 
 def _can_shard(original: Function, shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
-    """Return whether a tensor can be sharded at its smallest sizes, which implies all its sizes."""
-    return original([_smallest_size(size) for size in shape], *args, **kwargs)
+    """Return whether a tensor can be sharded at its smallest sizes; then it can be sharded at all its sizes."""
+    return original([_lower_bound(size) for size in shape], *args, **kwargs)
 
 
-def _smallest_size(size: Argument) -> int:
+def _lower_bound(size: Argument) -> int:
     node = getattr(size, "node", None)
     return size if node is None else int(node.shape_env.bound_sympy(node.expr).lower)

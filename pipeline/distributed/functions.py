@@ -45,7 +45,7 @@ class LocalFunctions(TorchFunctionMode):
 def _replay_on_local_tensors(function: Function, arguments: Sequence[Argument], structure: Argument) -> Argument:
     """Trace a function on DTensors, and call the traced operators on the local tensors in its place."""
     places = [i for i, each in enumerate(arguments) if isinstance(each, torch.Tensor | torch.SymInt)]
-    masks = _mask_buffers(arguments)
+    masks = _embedding_mask_buffers(arguments)
     local = [*map(_to_local, (arguments[place] for place in places)), *(mask.data for mask in masks)]
     made: list[Argument] = []
 
@@ -58,7 +58,7 @@ def _replay_on_local_tensors(function: Function, arguments: Sequence[Argument], 
         args, kwargs = tree_unflatten(own, structure)
         results, shape = tree_flatten(function(*args, **kwargs))
         known = {id(own[place]): arguments[place] for place in places}
-        made[:] = results, shape, known, _mask_buffers([*arguments, *results])
+        made[:] = results, shape, known, _embedding_mask_buffers([*arguments, *results])
         return [*map(_to_local, results), *(mask.data for mask in made[3])]
 
     with _disable_current_modes(), torch._C.DisableTorchFunction():
@@ -71,16 +71,16 @@ def _replay_on_local_tensors(function: Function, arguments: Sequence[Argument], 
     return tree_unflatten(whole, shape)
 
 
-def shard_like(tensor: Argument, value: Argument) -> Argument:
-    """Return a local tensor as a DTensor with the layout of ``tensor``, or unchanged if ``tensor`` is no DTensor."""
-    return DTensor(value, tensor._spec, requires_grad=False) if isinstance(tensor, DTensor) else value
+def shard_like(dtensor: Argument, local_tensor: Argument) -> Argument:
+    """Return a local tensor as a DTensor with the layout of ``dtensor``, or unchanged if ``dtensor`` is no DTensor."""
+    return DTensor(local_tensor, dtensor._spec, requires_grad=False) if isinstance(dtensor, DTensor) else local_tensor
 
 
-def _to_local(tensor: Argument) -> Argument:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+def _to_local(value: Argument) -> Argument:
+    return value._local_tensor if isinstance(value, DTensor) else value
 
 
-def _mask_buffers(tensors: Iterable[Argument]) -> list[Argument]:
+def _embedding_mask_buffers(tensors: Iterable[Argument]) -> list[Argument]:
     """Return the mask buffers that sharded embedding look-ups use; a mask marks the rows that another rank holds."""
     placements = (each for tensor in tensors if isinstance(tensor, DTensor) for each in tensor.placements)
     masks = (getattr(each, "mask_buffer", None) for each in placements)
@@ -95,7 +95,7 @@ def _inner_fake_tensor(value: Argument) -> Argument:
 
 
 class _Replay(torch.fx.Interpreter):
-    """Call the operators of a traced graph during an export; a constant tensor in it is created anew from its value."""
+    """Call a traced graph's operators during an export; constant tensors are created anew from their values."""
 
     def get_attr(self, target: Argument, args: Argument, kwargs: Argument) -> Argument:
         value = super().get_attr(target, args, kwargs)

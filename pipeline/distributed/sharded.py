@@ -21,7 +21,7 @@ from pipeline.export_fixes.interrupts import undo_at_exit
 from pipeline.frozen import FrozenDict
 from pipeline.program import Program
 from pipeline.records.sharding import Layout, Sharding
-from pipeline.runtime.ranks import group_ranks, runs_on_host
+from pipeline.runtime.ranks import collectives_run_on_host, group_ranks
 
 WRAPPERS: Final = {
     "FSDPModule": "whose hooks gather its parameters for each call",
@@ -91,7 +91,7 @@ def use_local_tensors(
             yield LocalExport(args, kwargs)
             return
         places = _sharded_tensors(model)
-        _check_wrappers(model)
+        _check_no_training_wrapper(model)
         _check_device(places, device)
         own = [value.to_local() if isinstance(value, DTensor) else value for value in given]
         positional, named = tree_unflatten(own, form)
@@ -108,7 +108,7 @@ def input_paths(leaves: Sequence[object], structure: Argument) -> list[tuple[obj
     return [tuple(map(str, path)) for path, _ in tree_flatten_with_path(tree_unflatten(leaves, structure))[0]]
 
 
-def _check_wrappers(model: nn.Module) -> None:
+def _check_no_training_wrapper(model: nn.Module) -> None:
     """Raise a CaptureError if the model contains a wrapper for training, which a compiled program does not run."""
     for each in model.modules():
         for kind in type(each).__mro__:
@@ -124,11 +124,11 @@ def _check_device(sharded: Sequence[ShardedTensor], device: str | None) -> None:
         raise CaptureError(why, f"shard it over a DeviceMesh of {device}, one device for each rank, or omit device")
 
 
-def check_callable(model: nn.Module) -> None:
+def check_call_is_safe(model: nn.Module) -> None:
     """Raise a CaptureError if a call would crash the process: gloo of torch 2.11 reads GPU memory as CPU memory."""
     places = _sharded_tensors(model) if "torch.distributed.tensor" in sys.modules else []
     meshes = (each.whole.device_mesh for each in places if each.whole.device_mesh.device_type == "cuda")
-    if any(runs_on_host(group.group_name) for mesh in meshes for group in mesh.get_all_groups()):
+    if any(collectives_run_on_host(group.group_name) for mesh in meshes for group in mesh.get_all_groups()):
         why = f"{type(model).__name__} is sharded over GPUs with the backend gloo, with which a call of it crashes"
         raise CaptureError(why, 'use the backend "nccl", or pipeline.compile(model, …), which does not call it')
 
@@ -142,9 +142,7 @@ def tensor_layout(tensor: Argument) -> Layout:
     placements = []
     for each in tensor.placements:
         if not (each.is_replicate() or (each.is_shard() and type(each).__name__ == "Shard")):
-            why = (
-                f"an input or output is a DTensor with the placement {each}: programs take and return shards and copies"
-            )
+            why = f"an input or output is a DTensor with placement {each}; programs support only Shard and Replicate"
             raise CaptureError(why, "redistribute it: x.redistribute(placements=[Replicate()])")
         placements.append(each.dim if each.is_shard() else None)
     mesh, sizes = tensor.device_mesh, tuple(tensor.shape)
@@ -204,21 +202,21 @@ def _run_on_local_tensors(
         yield
 
 
-def _input_as_dtensor(dtensor: Argument, value: Argument) -> Argument:
+def _input_as_dtensor(dtensor: Argument, local_tensor: Argument) -> Argument:
     """Return an input as a DTensor if the caller passes a DTensor. Dynamic sizes are assumed equal on all ranks."""
     from torch.distributed.tensor import DTensor
 
     if dtensor is None:
-        return value
-    if all(isinstance(size, int) for size in value.shape):
-        return DTensor(value, dtensor._spec, requires_grad=False)
-    return DTensor.from_local(value, dtensor.device_mesh, dtensor.placements, run_check=False)
+        return local_tensor
+    if all(isinstance(size, int) for size in local_tensor.shape):
+        return DTensor(local_tensor, dtensor._spec, requires_grad=False)
+    return DTensor.from_local(local_tensor, dtensor.device_mesh, dtensor.placements, run_check=False)
 
 
-def _local_results(results: Argument, notes: LocalExport) -> Argument:
+def _local_results(results: Argument, export: LocalExport) -> Argument:
     """Return the local tensors of results, and record the layouts of the results that are DTensors."""
     from torch.distributed.tensor import DTensor
 
     leaves = tree_leaves(results)
-    notes.outputs[:] = [(i, tensor_layout(value)) for i, value in enumerate(leaves) if isinstance(value, DTensor)]
+    export.outputs[:] = [(i, tensor_layout(value)) for i, value in enumerate(leaves) if isinstance(value, DTensor)]
     return tree_map(lambda value: value._local_tensor if isinstance(value, DTensor) else value, results)

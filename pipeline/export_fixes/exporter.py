@@ -39,7 +39,7 @@ from pipeline.export_fixes.value_hooks import export_with_known_values
 from pipeline.inputs import Constant, is_input
 from pipeline.records.parameter import Parameter
 from pipeline.records.wording import kind_of
-from pipeline.runtime.autocast_context import is_autocast_on, under_autocast, without_autocast
+from pipeline.runtime.autocast_context import copy_under_autocast, is_autocast_on, without_autocast
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.guards import count_specialized_numbers
 
@@ -65,7 +65,7 @@ def export(
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"model must be an nn.Module, an ExportedProgram or TorchScript, got {kind_of(module)}")
     input_checks.check_module(module)
-    inside, inputs = under_autocast(module) if is_autocast_on() else module, (request.args, request.kwargs)
+    inside, inputs = copy_under_autocast(module) if is_autocast_on() else module, (request.args, request.kwargs)
     with without_autocast():
         shapes = ranges.merge_dynamic_shapes(inside, *inputs, request.dynamic_shapes)
         exported, notes = _export_model(_Exporter(inside, inputs, settings.device), shapes, request.constants, settings)

@@ -10,7 +10,7 @@ from statistics import median
 from attrs import evolve, field, frozen
 
 from pipeline.aten.naming import module_path, node_name
-from pipeline.build.kernels import Kernel, steps
+from pipeline.build.kernels import Kernel, all_steps
 from pipeline.compiled import Compiled
 from pipeline.errors import source_line_in
 from pipeline.profiling.kernels import Span, most_common_runs, time_rows
@@ -69,7 +69,7 @@ def _median(times: Sequence[float]) -> float:
 def _segment_time(compiled: Compiled, segment: Segment, measured: MeasuredTimes) -> SegmentTime:
     whole = _median(measured.segments.get(segment.name, ()))
     if segment.kind == "torch":
-        only = LayerTime(segment.name, whole, tuple(_operator_names(compiled, segment.nodes)), "segment")
+        only = LayerTime(segment.name, whole, tuple(_names_of_operators(compiled, segment.nodes)), "segment")
         return SegmentTime(segment.name, "pytorch", whole, (only,), "events")
     rows = _median_rows(measured.layers.get(segment.name, ()))
     layers = tuple(_layer_times(compiled, segment, rows, measured.metadata.get(segment.name, {})))
@@ -99,15 +99,15 @@ def _layer_times(
     layer_names = compiled.layer_names(engine, network)
     planned: tuple[Kernel, ...] = ()
     with suppress(ValueError):
-        planned = steps(engine.checked_plan())
+        planned = all_steps(engine.checked_plan())
     found = match_rows(names, planned, list(layer_names), metadata)
     for (name, taken), match in zip(rows, found, strict=True):
         computed = dict.fromkeys(node_name(layer_names.get(layer, layer)) for layer in match.layers)
-        nodes = tuple(_operator_names(compiled, computed))
+        nodes = tuple(_names_of_operators(compiled, computed))
         yield LayerTime(name, taken, nodes, match.by if nodes or not match.layers else "")
 
 
-def _operator_names(compiled: Compiled, names: Iterable[str]) -> Iterator[str]:
+def _names_of_operators(compiled: Compiled, names: Iterable[str]) -> Iterator[str]:
     """Yield those of the names that are operators of the program."""
     known = {node.name for node in compiled.program.graph.nodes if is_operator(node)}
     return (name for name in names if name in known)

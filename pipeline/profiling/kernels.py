@@ -48,18 +48,18 @@ class RowTimes:
     between: float
 
 
-def kernels_by_segment(order: Sequence[str], spans: Iterable[Span]) -> Mapping[str, list[list[Span]]]:
+def kernels_by_segment(segment_names: Sequence[str], spans: Iterable[Span]) -> Mapping[str, list[list[Span]]]:
     """Group measured kernels by segment and by run of the segment; the first run of each segment is dropped.
 
-    order: the segments in execution order. spans: all measured kernels, with a marker kernel (`MARKER`) before and
+    segment_names: in execution order. spans: all measured kernels, with a marker kernel (`MARKER`) before and
         after each segment. The result is empty if markers are missing.
     """
-    found: dict[str, list[list[Span]]] = {name: [] for name in order}
+    found: dict[str, list[list[Span]]] = {name: [] for name in segment_names}
     ordered = sorted(spans, key=lambda span: span.start)
     bounds = [i for i, span in enumerate(ordered) if MARKER in span.name]
-    if len(bounds) != 2 * len(order):
+    if len(bounds) != 2 * len(segment_names):
         return {}
-    for name, first, last in zip(order, bounds[::2], bounds[1::2], strict=True):
+    for name, first, last in zip(segment_names, bounds[::2], bounds[1::2], strict=True):
         found[name].append(ordered[first + 1 : last])
     return {name: runs[1:] for name, runs in found.items()}
 
@@ -142,17 +142,17 @@ def _assignment_cost(row: tuple[str, float], kernels: Sequence[tuple[str, float]
     return cost + sum(_name_cost(name, kernel) for kernel, _ in kernels)
 
 
-def _name_cost(row: str, kernel: str) -> float:
-    if kernel.startswith("Mem"):
+def _name_cost(row_name: str, kernel_name: str) -> float:
+    if kernel_name.startswith("Mem"):
         return COPY
-    if _is_of_other_row(row, kernel):
+    if _is_of_other_row(row_name, kernel_name):
         return WRONG
-    return MORE if _ELEMENTWISE.match(row) and not _GENERATED.search(kernel) else 0.0
+    return MORE if _ELEMENTWISE.match(row_name) and not _GENERATED.search(kernel_name) else 0.0
 
 
-def _is_of_other_row(row: str, kernel: str) -> bool:
+def _is_of_other_row(row_name: str, kernel_name: str) -> bool:
     """Return whether TensorRT generated this kernel for another profiler row. A generated kernel has its row's name,
     with ``_vec`` if it is vectorized; rows whose name is only a number (``__mye3987``) match any kernel."""
-    if kernel.startswith("Mem") or not _GENERATED.search(kernel) or row.startswith("__mye"):
+    if kernel_name.startswith("Mem") or not _GENERATED.search(kernel_name) or row_name.startswith("__mye"):
         return False
-    return kernel_stem(kernel).removesuffix("_vec") != kernel_stem(row)
+    return kernel_stem(kernel_name).removesuffix("_vec") != kernel_stem(row_name)

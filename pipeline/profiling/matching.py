@@ -31,8 +31,8 @@ PRODUCT = "product"
 
 @frozen
 class Match:
-    """The layers that a profiler row measures, and how they were found: ``inspector``, ``plan``, ``order``, ``name``,
-    or empty. For a row without layers, ``by`` is the kind of row: ``streams`` (synchronization) or ``sizes`` (shape
+    """The layers that a profiler row measures; ``by`` is how they were found: ``inspector``, ``plan``, ``order``,
+    ``name``, or empty. For a row without layers, ``by`` is its kind: ``streams`` (synchronization) or ``sizes`` (shape
     arithmetic)."""
 
     layers: tuple[str, ...] = ()
@@ -64,19 +64,19 @@ class _LayerIndex:
         self.claimed = {layer for step in steps for layer in self.known_layers(step.layers)}
         self.owned = {node_name(layer) for layer in self.claimed}
 
-    def match(self, row: str, step: Kernel | None) -> Match:
+    def match(self, row_name: str, step: Kernel | None) -> Match:
         """Return the layers that a profiler row measures, given its kernel in the plan."""
-        if listed := self.known_layers(self.metadata.get(row, ())):
+        if listed := self.known_layers(self.metadata.get(row_name, ())):
             return Match(listed, "inspector")
         if step is not None and step.layers:
             return Match(self.known_layers(step.layers), "plan")
         if step is not None and step.kind in STREAMS:
             return Match(by="streams")
-        if _SIZES.match(row) or (step is not None and step.kind in SIZES):
+        if _SIZES.match(row_name) or (step is not None and step.kind in SIZES):
             return Match(by="sizes")
         if step is not None and (after := self.following_layers(step)):
             return Match(after, "order")
-        found = tuple(layers_in_name(row, self.layers))
+        found = tuple(layers_in_name(row_name, self.layers))
         return Match(found, "name") if found else Match()
 
     def known_layers(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -102,8 +102,8 @@ def _align_steps(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kern
     numbers = ((i, row, _PLACE.search(row)) for i, row in enumerate(rows))
     placed = {i: by_place.get((int(place[1]), kernel_stem(row))) for i, row, place in numbers if place is not None}
     kernels = [step for step in steps if step.kind not in STREAMS | SIZES]
-    names = {kernel_stem(kernel.name): _kernel_key(kernel) for kernel in kernels}
-    ran, planned = [_row_key(row, names) for row in rows], [_kernel_key(kernel) for kernel in kernels]
+    names = {kernel_stem(kernel.name): _comparable_kernel(kernel) for kernel in kernels}
+    ran, planned = [_comparable_row(row, names) for row in rows], [_comparable_kernel(kernel) for kernel in kernels]
     blocks = SequenceMatcher(None, ran, planned, autojunk=False).get_matching_blocks()
     alike = {block.a + i: kernels[block.b + i] for block in blocks for i in range(block.size)}
     return alike | {i: step for i, step in placed.items() if step is not None}
@@ -114,24 +114,24 @@ def kernel_stem(name: str) -> str:
     return _INSTANCE.sub("", name, count=1)
 
 
-def _row_key(row: str, names: Mapping[str, str]) -> str:
+def _comparable_row(row_name: str, names: Mapping[str, str]) -> str:
     """Return the name by which a profiler row is compared with the kernels of the plan."""
-    return names.get(kernel_stem(row)) or (PRODUCT if _LIBRARY.search(row) else row)
+    return names.get(kernel_stem(row_name)) or (PRODUCT if _LIBRARY.search(row_name) else row_name)
 
 
-def _kernel_key(kernel: Kernel) -> str:
+def _comparable_kernel(kernel: Kernel) -> str:
     return PRODUCT if kernel.role == PRODUCT else kernel_stem(kernel.name)
 
 
-def layers_in_name(row: str, layers: Sequence[str]) -> Iterator[str]:
+def layers_in_name(row_name: str, layers: Sequence[str]) -> Iterator[str]:
     """Yield the layers whose whole names occur in a profiler row's name, even if one name contains another. A range
     (``ForeignNode[a...b]``) stands for all layers from ``a`` to ``b``."""
-    foreign = _FOREIGN.search(row)
+    foreign = _FOREIGN.search(row_name)
     if foreign is not None and foreign[1] in layers and foreign[2] in layers:
         first, last = sorted((layers.index(foreign[1]), layers.index(foreign[2])))
         yield from layers[first : last + 1]
         return
-    rest = row
+    rest = row_name
     for layer in sorted(layers, key=len, reverse=True):
         if re.search(rf"(?<![\w./]){re.escape(layer)}(?:(?=_U\d+)|(?![\w/:]|\.\w))", rest):
             rest = rest.replace(layer, " ")
@@ -139,8 +139,8 @@ def layers_in_name(row: str, layers: Sequence[str]) -> Iterator[str]:
 
 
 def parse_metadata(information: str) -> dict[str, tuple[str, ...]]:
-    """Read from the engine inspector's JSON which layers each profiler row has: `build` writes this as layer metadata.
-    Return an empty dict if the text is not JSON, or has only names."""
+    """Return the layers of each profiler row from the engine inspector's JSON; the stage `build` writes them there, as
+    metadata of layers. Return an empty dict if the text is not JSON, or has only names."""
     try:
         listed = json.loads(information)
     except ValueError:

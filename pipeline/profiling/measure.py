@@ -53,7 +53,7 @@ def measure_profile(
         segments = segment_times(plain, call, runs)
         layers, metadata = layer_times(compiled, call, runs)
         kernels = kernel_times(compiled, call, runs)
-        graphs, why = graph_times(compiled, call, runs)
+        graphs, why = graph_times_or_obstacle(compiled, call, runs)
     gpu = torch.cuda.get_device_name()
     measured = MeasuredTimes(segments, layers, metadata, kernels, calls, graphs, why, gpu, LIBRARY, call.input_texts)
     return assemble_profile(compiled, measured)
@@ -115,10 +115,10 @@ def record_event() -> torch.cuda.Event:
     return event
 
 
-def elapsed_milliseconds(marks: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> list[float]:
+def elapsed_milliseconds(event_pairs: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> list[float]:
     """Return the milliseconds between the two CUDA events of each pair."""
     torch.cuda.synchronize()
-    return [start.elapsed_time(end) for start, end in marks]
+    return [start.elapsed_time(end) for start, end in event_pairs]
 
 
 CYCLES = 2.5e9
@@ -128,7 +128,7 @@ CYCLES = 2.5e9
 @define
 class SegmentTimer:
     """Time the kernels of a segment without launch gaps: the GPU is kept busy until the host has launched all kernels
-    (for 1.5 times the host's shortest time), so that these run back to back. After about 1,000 queued launches the host
+    (for 1.5 times the host's shortest time), so that they run back to back. After about 1,000 queued launches the host
     waits, so the host's time in later runs may include GPU time."""
 
     host: float | None = None
@@ -152,11 +152,11 @@ def keep_busy(cycles: int) -> None:
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def create_instrumentable(compiled: Compiled, shared: dict[str, torch.Tensor] | None = None) -> ProgramModule:
+def create_instrumentable(compiled: Compiled, shared_constants: dict[str, torch.Tensor] | None = None) -> ProgramModule:
     """Return a module that launches each segment separately, without CUDA graphs, and reads the model's weights in
-    place; ``shared`` is as in `ProgramModule`."""
+    place; ``shared_constants`` is as in `ProgramModule`."""
     settings = compiled.settings.evolve(cuda_graphs=False, engine_graphs=False, copy_weights=False)
-    return ProgramModule(compiled, "tensorrt", settings, shared)
+    return ProgramModule(compiled, "tensorrt", settings, shared_constants)
 
 
 def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, list[float]]:
@@ -187,7 +187,7 @@ class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]
         """Add a row to the current run; TensorRT calls this method after each layer."""
         self.rows.append((layer_name, ms))
 
-    def end(self) -> None:
+    def end_run(self) -> None:
         """End the current run, so that later rows belong to the next."""
         if self.rows:
             self.runs.append(self.rows)
@@ -228,7 +228,7 @@ def record_run(
     torch.cuda.synchronize()
     if not recorder.rows:
         context.report_to_profiler()  # type: ignore[attr-defined]
-    recorder.end()
+    recorder.end_run()
     return outputs
 
 
@@ -268,7 +268,7 @@ def run_between_markers(
     return outputs
 
 
-def graph_times(compiled: Compiled, call: Call, runs: int) -> tuple[list[float], str]:
+def graph_times_or_obstacle(compiled: Compiled, call: Call, runs: int) -> tuple[list[float], str]:
     """Measure calls with CUDA graphs: return the milliseconds of each call; or none, and why capture failed."""
     module = compiled.module("tensorrt", cuda_graphs=True)
     times = call.measure(module, runs)

@@ -75,15 +75,15 @@ class Keys:
     engines: Mapping[str, str] = field(factory=FrozenDict)
 
     @classmethod
-    def of(cls, compiled: Compiled, profile: int | None = None, form: str = "program") -> Keys:
-        """Compute the keys of a compiled program or one of its profiles; ``form`` names the measured alternative."""
+    def of(cls, compiled: Compiled, profile: int | None = None, alternative: str = "program") -> Keys:
+        """Return the keys of a program or of one of its profiles; ``alternative`` names the form that is measured."""
         prefix = "\n".join([_settings_text(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
         segments = [(segment, network) for segment, network in rows if segment.runs_in(profile)]
         texts = {n.name: canonical(n, BuildOrder.for_segment(s, n, compiled.settings).sizes).text for s, n in segments}
         engines = {name: text_digest(f"{prefix}\nengine\n{text}") for name, text in texts.items()}
         captured = compiled.program.source or compiled.program
-        return cls(text_digest(f"{prefix}\n{form}\n{captured}"), FrozenDict(engines))
+        return cls(text_digest(f"{prefix}\n{alternative}\n{captured}"), FrozenDict(engines))
 
 
 def _settings_text(settings: CompilationSettings) -> str:

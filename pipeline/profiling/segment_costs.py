@@ -40,7 +40,7 @@ class SegmentCost:
     host: float
 
     @property
-    def longest(self) -> float:
+    def max_time(self) -> float:
         """Return the time of the segment in a call without a CUDA graph: the longer of GPU and host time."""
         return max(self.gpu, self.host)
 
@@ -48,7 +48,7 @@ class SegmentCost:
 def segment_costs(
     programs: Sequence[Compiled],
     calls: Sequence[Call],
-    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    measuring_context: Callable[[], AbstractContextManager[object]] = nullcontext,
     runs: int = FEW,
 ) -> list[Mapping[str, SegmentCost]]:
     """Measure the segments of several programs; return the lowest time of each segment in a call. Programs run
@@ -58,7 +58,7 @@ def segment_costs(
     With the setting ``cuda_graphs`` these are times within the program's CUDA graph, in which the host launches
     nothing.
 
-    turn: creates the context of the measurement, after engines are loaded and kernels compiled.
+    measuring_context: creates the context of the measurement, after engines are loaded and kernels compiled.
     """
     shared = dict[str, torch.Tensor]()
     with torch.no_grad():
@@ -68,7 +68,7 @@ def segment_costs(
         for call, count in zip(calls, counts, strict=True):
             for module in modules:
                 call.warm_up(module, count)
-        with turn():
+        with measuring_context():
             replays = list(_measure_replays(programs, modules, calls, counts))
             timers = [attach_timers(module) for module in modules]
             costs = [_costs_in_calls(modules, timers, c, count) for c, count in zip(calls, counts, strict=True)]
@@ -136,7 +136,7 @@ def _capture_graph(module: ProgramModule, call: Call, pool: Argument) -> torch.c
     try:
         call(module)  # engines that ran with other sizes allocate memory, which a capture cannot
         free_unused_memory()
-        with capture(graph, pool, graph_copies.capture_stream(device), in_torch=True):
+        with capture(graph, pool, graph_copies.capture_stream(device), runs_torch=True):
             call(module)
     except Exception as error:
         log.info("a call that is measured cannot be captured: %s", error)

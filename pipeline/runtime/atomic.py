@@ -15,11 +15,11 @@ FULL: Final = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)
 
 
 @contextlib.contextmanager
-def replace_file(path: Path, *, mode: int = 0o666, size: Callable[[], int] = lambda: 0) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces ``path`` atomically when the block ends; if the block fails, it is deleted. A
-    killed process leaves the old file, and the temporary file ``.NAME.….part``.
+def replace_file(path: Path, *, permissions: int = 0o666, nbytes: Callable[[], int] = lambda: 0) -> Iterator[BinaryIO]:
+    """Open a temporary file that replaces ``path`` atomically when the ``with`` block ends, and is deleted if the block
+    raises. If the process is killed, the old file and the temporary file (``.NAME.….part``) remain.
 
-    mode: permissions, less the umask. size: returns the expected size in bytes, for the error of a full disk.
+    permissions: the mode, less the umask. nbytes: returns the expected size in bytes, for the error of a full disk.
 
     Raises:
         FileNotFoundError: the folder does not exist.
@@ -30,7 +30,7 @@ def replace_file(path: Path, *, mode: int = 0o666, size: Callable[[], int] = lam
         raise OSError(code, f"the path to write to is {kind}", str(path))
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), mode)
+        descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0), permissions)
     except FileNotFoundError:
         raise FileNotFoundError(errno.ENOENT, f"there is no folder to write {path.name} to", str(path.parent)) from None
     except OSError as error:
@@ -46,7 +46,7 @@ def replace_file(path: Path, *, mode: int = 0o666, size: Callable[[], int] = lam
         written = part.stat().st_size if part.exists() else 0
         part.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in FULL:
-            raise disk_full_error(error, path, max(size(), written)) from error
+            raise disk_full_error(error, path, max(nbytes(), written)) from error
         raise
     _sync_folder(path.parent)
 

@@ -22,17 +22,17 @@ is_autocast_on: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 def without_autocast() -> ExitStack:
     """Return a context in which autocast is off."""
-    return set_autocast({device: None for device in _DEVICES if torch.is_autocast_enabled(device)})
+    return autocast_with_dtypes({device: None for device in _DEVICES if torch.is_autocast_enabled(device)})
 
 
-def autocast_dtypes() -> dict[str, torch.dtype]:
+def current_autocast_dtypes() -> dict[str, torch.dtype]:
     """Return the dtypes of the current autocast, by device type."""
     return {device: torch.get_autocast_dtype(device) for device in _DEVICES if torch.is_autocast_enabled(device)}
 
 
-def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
+def copy_under_autocast(model: torch.nn.Module) -> torch.nn.Module:
     """Return a shallow copy of the model whose ``forward`` enters the current autocast, for a capture to record."""
-    dtypes = autocast_dtypes()
+    dtypes = current_autocast_dtypes()
     inside = copy.copy(model)
     forward = vars(model).get("forward") or MethodType(type(model).forward, inside)
     inside.forward = functools.update_wrapper(functools.partial(_call_under_autocast, dtypes, forward), model.forward)
@@ -42,12 +42,12 @@ def under_autocast(model: torch.nn.Module) -> torch.nn.Module:
 def _call_under_autocast(
     dtypes: Mapping[str, torch.dtype | None], forward: Callable[..., object], /, *args: object, **kwargs: object
 ) -> Leaf:
-    """Call ``forward`` under autocast. It is an argument, not a closure, so that a module's copy calls its own."""
-    with set_autocast(dtypes):
+    """Call ``forward`` with autocast in these dtypes. It is an argument so that a module's copy can pass its own."""
+    with autocast_with_dtypes(dtypes):
         return forward(*args, **kwargs)
 
 
-def set_autocast(dtypes: Mapping[str, torch.dtype | None]) -> ExitStack:
+def autocast_with_dtypes(dtypes: Mapping[str, torch.dtype | None]) -> ExitStack:
     """Return a context with autocast in these dtypes by device; autocast is off where the dtype is None."""
     stack = ExitStack()
     for device, dtype in dtypes.items():

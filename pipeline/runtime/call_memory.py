@@ -30,7 +30,7 @@ from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
 from pipeline.program import Program
 from pipeline.records.wording import format_bytes
-from pipeline.runtime.opened_file import FileWeights, source_file
+from pipeline.runtime.opened_file import FileWeights, source_file_name
 from pipeline.shapes.environment import MAX_SIZE, Symbols, bounds, shape_of
 
 T = TypeVar("T")
@@ -45,10 +45,10 @@ CACHED_CALLS: Final = 16384
 _sizes: Final[dict[object, int]] = {}
 
 
-def call_bytes(compiled: Compiled) -> int:
+def max_call_bytes(compiled: Compiled) -> int:
     """Return an upper bound for the bytes that a call allocates; 0 if a dynamic size has no upper bound."""
     nodes = _all_nodes(compiled.program)
-    sizes = [_max_size(value, compiled.program.shapes) for node in nodes for value in tree_leaves(node.meta.get("val"))]
+    sizes = [_max_bytes(v, compiled.program.shapes) for node in nodes for v in tree_leaves(node.meta.get("val"))]
     layers = sum(
         8 * math.prod(tensor.shape)
         for network in compiled.networks
@@ -66,7 +66,7 @@ def _all_nodes(program: Program) -> set[torch.fx.Node]:
     return {node for graph in graphs for node in graph.graph.nodes}
 
 
-def _max_size(value: object, symbols: Symbols) -> int | None:
+def _max_bytes(value: object, symbols: Symbols) -> int | None:
     """Return the bytes of a tensor at its largest sizes; None if a size has no upper bound."""
     if not isinstance(value, torch.Tensor | TensorType):
         return 0
@@ -78,7 +78,7 @@ def _max_size(value: object, symbols: Symbols) -> int | None:
 
 
 class AllocationLimit(TorchDispatchMode):
-    """A context in which all tensors that this thread has allocated and not freed take at most ``most`` bytes.
+    """A context in which all tensors that this thread has allocated and not freed take at most ``limit`` bytes.
 
     file: the name of the program's file, for the error.
     """
@@ -104,23 +104,23 @@ class AllocationLimit(TorchDispatchMode):
         if self.taken + asked > self.most:
             taken, most = format_bytes(self.taken), format_bytes(self.most)
             raise ExecutionError(
-                f"{func} needs {format_bytes(asked)} beside {taken}; {self.file} allows a call at most {most}",
+                f"{func} needs {format_bytes(asked)} beyond {taken} in use; {self.file} allows a call at most {most}",
                 "if you do not trust the file, do not run it; if you do, compile the model for larger inputs",
             )
         result = func(*args, **named)
-        before = {_storage_address(value) for value in _tensors((args, named))}
-        for value in _tensors(result):
-            self._count(value, _storage_address(value) in before)
+        before = {_storage_address(value) for value in _strided_tensors_in((args, named))}
+        for value in _strided_tensors_in(result):
+            self._count_storage(value, _storage_address(value) in before)
         return result
 
-    def _wrap_graph(self, value: Argument) -> Argument:
+    def _wrap_graph(self, argument: Argument) -> Argument:
         """Wrap a control-flow graph so that it also runs under this limit; return any other argument unchanged."""
-        if isinstance(value, torch.Tensor) or not callable(value):
-            return value
+        if isinstance(argument, torch.Tensor) or not callable(argument):
+            return argument
 
         def call(*args: Argument) -> Argument:
             with self:
-                return value(*args)
+                return argument(*args)
 
         return call
 
@@ -128,31 +128,31 @@ class AllocationLimit(TorchDispatchMode):
         """Return the bytes of the tensors that a call of an operator would allocate."""
         if func in BY_DATA:
             return BY_DATA[func](*args, **kwargs)
-        key = func, _size_key(args), _size_key(kwargs)
+        key = func, _sizes_cache_key(args), _sizes_cache_key(kwargs)
         size = _sizes.get(key)
         if size is None:
             while len(_sizes) >= CACHED_CALLS:
                 _sizes.pop(next(iter(_sizes)), None)
-            size = _sizes[key] = _new_bytes(func, args, kwargs)
+            size = _sizes[key] = _allocated_bytes(func, args, kwargs)
         return size
 
-    def _count(self, value: torch.Tensor, shared: bool) -> None:
+    def _count_storage(self, result: torch.Tensor, is_argument_storage: bool) -> None:
         """Count the storage of a result until the last reference to the storage is gone."""
-        memory = _storage_address(value)
-        if memory in self.holders or not shared:
-            size = value.untyped_storage().nbytes()
-            self.taken += 0 if memory in self.holders else size
-            self.holders[memory] += 1
-            weakref.finalize(value, self._release, memory, size).atexit = False
+        address = _storage_address(result)
+        if address in self.holders or not is_argument_storage:
+            size = result.untyped_storage().nbytes()
+            self.taken += 0 if address in self.holders else size
+            self.holders[address] += 1
+            weakref.finalize(result, self._release_storage, address, size).atexit = False
 
-    def _release(self, memory: int, size: int) -> None:
-        self.holders[memory] -= 1
-        if not self.holders[memory]:
-            del self.holders[memory]
-            self.taken -= size
+    def _release_storage(self, address: int, nbytes: int) -> None:
+        self.holders[address] -= 1
+        if not self.holders[address]:
+            del self.holders[address]
+            self.taken -= nbytes
 
 
-def _new_bytes(func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
+def _allocated_bytes(func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
     """Compute on fake tensors how many bytes an operator's call allocates; 0 if the call fails on fake tensors."""
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     try:
@@ -161,8 +161,8 @@ def _new_bytes(func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, 
             results = func(*given[0], **given[1])
     except Exception:
         return 0
-    before = {_storage_address(value) for value in _tensors(given)}
-    new = {_storage_address(value): value.untyped_storage().nbytes() for value in _tensors(results)}
+    before = {_storage_address(value) for value in _strided_tensors_in(given)}
+    new = {_storage_address(value): value.untyped_storage().nbytes() for value in _strided_tensors_in(results)}
     return sum(size for memory, size in new.items() if memory not in before)
 
 
@@ -182,22 +182,22 @@ def _silence_fake_tensor_log() -> Iterator[None]:
         log.removeFilter(from_other_thread)
 
 
-def _size_key(value: Argument) -> object:
+def _sizes_cache_key(argument: Argument) -> object:
     """Return a cache key for an argument: the properties of the argument that determine the sizes of results."""
-    if isinstance(value, torch.Tensor):
-        return value.shape, value.stride() if value.layout == torch.strided else None, value.dtype
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_size_key, value))
-    if isinstance(value, dict):
-        return tuple((name, _size_key(part)) for name, part in value.items())
-    return type(value), value
+    if isinstance(argument, torch.Tensor):
+        return argument.shape, argument.stride() if argument.layout == torch.strided else None, argument.dtype
+    if isinstance(argument, (tuple, list)):
+        return tuple(map(_sizes_cache_key, argument))
+    if isinstance(argument, dict):
+        return tuple((name, _sizes_cache_key(part)) for name, part in argument.items())
+    return type(argument), argument
 
 
 @frozen
 class CallLimit:
     """The memory limit of each call of a program from a file.
 
-    most: the limit in bytes. file: the file's name. once: whether to check only the first call with each plan.
+    most: the limit in bytes. file: the file's name. once: whether to check only the first call with each `CallPlan`.
     """
 
     most: int
@@ -206,18 +206,18 @@ class CallLimit:
     _seen: weakref.WeakSet[object] = field(factory=weakref.WeakSet, init=False, eq=False, repr=False)
 
     @classmethod
-    def from_file(cls, parameters: object, program: Program, times: int = 1, *, once: bool = False) -> CallLimit | None:
+    def from_file(cls, parameters: object, program: Program, scale: int = 1, *, once: bool = False) -> CallLimit | None:
         """Return the limit stated in the file that a program was loaded from; None without a file or a limit in it.
 
-        times: a factor for the limit, for wider dtypes.
-        once: check only the first call with each plan, if no size is data-dependent.
+        scale: a factor for the limit, for a program that computes in wider dtypes.
+        once: check only the first call with each `CallPlan`, if no size is data-dependent.
         """
         if not isinstance(parameters, FileWeights) or not parameters.call_bytes:
             return None
         called = {node.target for node in _all_nodes(program) if node.op == "call_function"}
         reads = any(READS.intersection(getattr(target, "tags", ())) for target in called)
         by_values = reads or any(isinstance(target, torch._ops.HigherOrderOperator) for target in called)
-        return cls(parameters.call_bytes * times, source_file(parameters), once and not by_values)
+        return cls(parameters.call_bytes * scale, source_file_name(parameters), once and not by_values)
 
     def __call__(self, call: Callable[..., T], plan: object, *args: Argument) -> T:
         """Return the result of ``call(plan, *args)`` within the limit.
@@ -234,13 +234,13 @@ class CallLimit:
         return result
 
 
-def _tensors(values: object) -> Iterator[torch.Tensor]:
+def _strided_tensors_in(values: object) -> Iterator[torch.Tensor]:
     found: Iterable[Argument] = tree_leaves(values)
     return (v for v in found if isinstance(v, torch.Tensor) and v.layout == torch.strided)
 
 
-def _storage_address(value: torch.Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
+def _storage_address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _bincount_bytes(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:

@@ -19,7 +19,7 @@ from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Port, Program, Segment
-from pipeline.runtime.ranks import host_collectives_reason
+from pipeline.runtime.ranks import collectives_capture_obstacle
 from pipeline.runtime.state import PositionGuard
 from pipeline.shapes.environment import Expr, as_expr
 
@@ -115,9 +115,9 @@ class Layout:
             return "each call checks on the host that it takes the captured data-dependent branches"
         if not self.is_static:
             return "sizes inside the program depend on its inputs' values"
-        return host_collectives_reason(self.program)
+        return collectives_capture_obstacle(self.program)
 
-    def slots_to_clear(self, steps: Sequence[Step]) -> list[tuple[int, ...]]:
+    def slots_to_clear_after(self, steps: Sequence[Step]) -> list[tuple[int, ...]]:
         """Return, for each step, the slots of computed values that no later step reads."""
         computed = {slot for step in steps for slot in step.gives}
         read = {*self.checks, *(slot for slot, _ in self.decisions), *(end.slot for end in self.writes)}
@@ -141,25 +141,25 @@ class CallPlan:
 
     ``template``: the slots, filled with the values that are equal in all these calls. ``moves``: the tensors among the
     inputs (index, slot, whether to convert the tensor to the program's device or dtype). ``profile``: the program's
-    first profile that fits the sizes. ``home``: the outputs' device. ``guard`` receives the results of checks.
+    first profile that fits. ``output_device``: None for the module's device. ``guard`` gets the results of checks.
     """
 
     template: Slots = field(repr=False)
     symbols: Mapping[str, int]
     profile: int | None
     moves: tuple[tuple[int, int, bool], ...]
-    home: torch.device | None
+    output_device: torch.device | None
     guard: PositionGuard | None = field(default=None, repr=False)
 
-    def report_checks(self, slots: Slots, checks: Sequence[int]) -> None:
+    def report_check_results(self, slots: Slots, check_slots: Sequence[int]) -> None:
         """Pass the results of the program's checks, which are in these slots, to the guard."""
-        for slot in checks:
+        for slot in check_slots:
             if self.guard is not None:
-                self.guard.note(slots[slot])
+                self.guard.add_result(slots[slot])
 
-    def is_home(self, value: torch.Tensor) -> bool:
+    def is_on_output_device(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is on the device of the program's outputs."""
-        return self.home is None or value.device == self.home
+        return self.output_device is None or tensor.device == self.output_device
 
 
 @frozen(eq=False)
@@ -201,10 +201,10 @@ class LayoutBuilder:
         self.from_inputs = frozenset(str(s) for size in sizes if not isinstance(size, int) for s in size.free_symbols)
         self.known = set(self.from_inputs)
         for name in (*self.input_index, *program.buffers):
-            self._slot(name)
-        self.steps = tuple(map(self._step, segments))
+            self._slot_of(name)
+        self.steps = tuple(map(self._make_step, segments))
 
-    def layout(self) -> Layout:
+    def build(self) -> Layout:
         """Return the finished layout."""
         outputs = self.program.outputs
         users = [o for o in outputs if o.kind == "user"]
@@ -215,35 +215,35 @@ class LayoutBuilder:
         first = self.program, self.slots, self.steps, returns, writes, checks, decisions
         return Layout(*first, self.sizes, self.constants, tuple(self.late), self.weights)
 
-    def _slot(self, name: str) -> int:
-        return self.slots.setdefault(name, len(self.slots))
+    def _slot_of(self, value_name: str) -> int:
+        return self.slots.setdefault(value_name, len(self.slots))
 
-    def _step(self, segment: Segment) -> Step:
+    def _make_step(self, segment: Segment) -> Step:
         late = tuple(
-            (self._slot(_size_name(p.value)), p.value)
+            (self._slot_of(_size_value_name(p.value)), p.value)
             for p in segment.inputs
-            if p.is_number and not self._is_known_early(p.value)
+            if p.is_number and not self._is_known_from_inputs(p.value)
         )
-        takes = tuple(self._input_slot(p) for p in segment.inputs)
-        gives = tuple(self._slot(p.name) for p in segment.outputs)
-        learns = tuple(self._learnt_sizes(segment.outputs))
+        takes = tuple(self._segment_input_slot(p) for p in segment.inputs)
+        gives = tuple(self._slot_of(p.name) for p in segment.outputs)
+        learns = tuple(self._sizes_learnt_from(segment.outputs))
         return Step(segment, takes, gives, late, learns)
 
-    def _is_known_early(self, expr: Expr) -> bool:
+    def _is_known_from_inputs(self, size: Expr) -> bool:
         """Return whether the inputs' shapes alone determine a size, so that the call plan can contain its value."""
-        early = isinstance(expr, int) or {str(s) for s in expr.free_symbols} <= self.from_inputs
+        early = isinstance(size, int) or {str(s) for s in size.free_symbols} <= self.from_inputs
         if early:
-            self.sizes[self._slot(_size_name(expr))] = expr
+            self.sizes[self._slot_of(_size_value_name(size))] = size
         return early
 
-    def _input_slot(self, port: Port) -> int:
+    def _segment_input_slot(self, port: Port) -> int:
         if port.name in self.program.constants:
-            slot = self._slot(f"weight {port.name}")  # not the slot of a returned constant, which may move
+            slot = self._slot_of(f"weight {port.name}")  # not the slot of a returned constant, which may move
             self.weights[slot] = port.name
             return slot
-        return self._slot(_size_name(port.value) if port.is_number else port.name)
+        return self._slot_of(_size_value_name(port.value) if port.is_number else port.name)
 
-    def _learnt_sizes(self, outputs: Sequence[Port]) -> Iterable[tuple[int, int | None, str]]:
+    def _sizes_learnt_from(self, outputs: Sequence[Port]) -> Iterable[tuple[int, int | None, str]]:
         for position, port in enumerate(outputs):
             for dim, size in [(None, port.value)] if port.is_number else enumerate(port.shape):
                 if not isinstance(size, int) and size.is_Symbol and str(size) not in self.known:
@@ -255,10 +255,10 @@ class LayoutBuilder:
             return Return(self._output_slot(output))
         itself = output.target or output.value
         if itself in self.input_index:
-            return Return(self._slot(itself), input_index=self.input_index[itself])
+            return Return(self._slot_of(itself), input_index=self.input_index[itself])
         slot, constant = self._output_slot(output), output.value in self.program.constants
         if itself in self.program.buffers or (constant and itself == output.value):
-            return Return(slot, held=self._slot(itself))
+            return Return(slot, held=self._slot_of(itself))
         expected = self.nodes[output.value].meta.get("val")
         dtype = expected.dtype if isinstance(expected, TENSORS) and not constant else None
         copied = constant or output.value in self.input_index or output.value in self.program.buffers
@@ -266,39 +266,39 @@ class LayoutBuilder:
 
     def _output_slot(self, output: Output) -> int:
         if output.constant:
-            slot = self._slot(f"constant {type(output.value).__name__} {output.value!r}")
+            slot = self._slot_of(f"constant {type(output.value).__name__} {output.value!r}")
             self.constants[slot] = output.value
             return slot
         expected = self.nodes[output.value].meta.get("val")
         if isinstance(expected, NUMBERS):
             expr = as_expr(expected)
-            slot = self._slot(_size_name(expr))
-            if not self._is_known_early(expr):
+            slot = self._slot_of(_size_value_name(expr))
+            if not self._is_known_from_inputs(expr):
                 self.late.append((slot, expr))
             return slot
-        return self._slot(output.value)
+        return self._slot_of(output.value)
 
     def _make_writes(self, outputs: Sequence[Output]) -> tuple[Write, ...]:
         holders = {target: name for name, target in self.program.buffers.items()}
         written = {o: o.target if o.kind == "input" else holders[o.target] for o in outputs}
-        old = {o: self._memory_owner(o.value) in written.values() and o.value != written[o] for o in outputs}
+        old = {o: self._memory_owner_name(o.value) in written.values() and o.value != written[o] for o in outputs}
         return tuple(
             Write(self._output_slot(o), input_index=self.input_index[written[o]], old=old[o])
             if o.kind == "input"
-            else Write(self._output_slot(o), buffer=self._slot(written[o]), old=old[o])
+            else Write(self._output_slot(o), buffer=self._slot_of(written[o]), old=old[o])
             for o in outputs
         )
 
-    def _memory_owner(self, name: str) -> str:
+    def _memory_owner_name(self, value_name: str) -> str:
         """Return the value whose memory this value may share: the first in a chain of views, copies and casts."""
-        node = self.nodes[name]
+        node = self.nodes[value_name]
         while node.op == "call_function" and is_move(node) and node.all_input_nodes:
             node = node.all_input_nodes[0]
         return node.name
 
 
 def _mark_duplicates(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
-    """Mark each output that is an earlier output itself (``again``), or a new tensor with its value (``copied``)."""
+    """Mark outputs that are the same object as an earlier one (``again``), or a copy of an earlier one (``copied``)."""
     first: dict[tuple[Any, Return], int] = {}
     slots: set[int] = set()
     marked: list[Return] = []
@@ -310,5 +310,5 @@ def _mark_duplicates(outputs: Sequence[Output], returns: Sequence[Return]) -> tu
     return tuple(marked)
 
 
-def _size_name(expr: Expr) -> str:
-    return f"size {expr}"
+def _size_value_name(size: Expr) -> str:
+    return f"size {size}"

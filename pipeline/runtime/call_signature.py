@@ -51,14 +51,14 @@ def arrange_arguments(
             if name not in known or not known[name].has_default:
                 return None
             given[name] = known[name].default
-            _check_omitted(known[name], compiled, program)
+            _check_omitted_argument(known[name], compiled, program)
     return tuple(given[name] for name in order[:count]), {name: given[name] for name in named}
 
 
-def _check_omitted(parameter: Parameter, compiled: Sequence[str], program: Program) -> None:
+def _check_omitted_argument(parameter: Parameter, input_names: Sequence[str], program: Program) -> None:
     """Raise an error if the default of an omitted argument differs from the value that the program was compiled for."""
     specs = [spec for part in program.in_spec.children() for spec in part.children()]
-    place, default, what = compiled.index(parameter.name), parameter.default, "a value of its own"
+    place, default, what = input_names.index(parameter.name), parameter.default, "a value of its own"
     if specs[place].num_leaves == 1 and not specs[place].num_children:
         port = program.inputs[sum(spec.num_leaves for spec in specs[:place])]
         if port.kind == "symint" and type(default) is int:

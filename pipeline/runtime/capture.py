@@ -17,10 +17,10 @@ capturing = threading.RLock()
 
 
 @contextmanager
-def capture(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Stream, in_torch: bool) -> Iterator[None]:
+def capture(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Stream, runs_torch: bool) -> Iterator[None]:
     """Return a context that captures its work on a stream in a graph, with memory from a pool.
 
-    in_torch: whether the work includes PyTorch operators. If so, each graph allocates a cuBLAS workspace from its own
+    runs_torch: whether the work includes PyTorch operators. If so, each graph allocates a cuBLAS workspace from its own
     pool: torch has a workspace for each stream, which ``torch.compile`` frees before it captures. A graph captured with
     such a workspace would then write to memory that other work uses.
 
@@ -28,7 +28,7 @@ def capture(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Stre
         RuntimeError: CUDA cannot capture the work, for example because it waits for the GPU.
     """
     with capturing:
-        _free_workspaces(in_torch)
+        _free_cublas_workspaces(runs_torch)
         try:
             with torch.cuda.stream(stream):
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -40,7 +40,7 @@ def capture(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Stre
                     _end_failed_capture(graph, stream)
                     raise
         finally:
-            _free_workspaces(in_torch)
+            _free_cublas_workspaces(runs_torch)
 
 
 def free_unused_memory() -> None:
@@ -49,8 +49,8 @@ def free_unused_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def _free_workspaces(in_torch: bool) -> None:
-    if in_torch:
+def _free_cublas_workspaces(runs_torch: bool) -> None:
+    if runs_torch:
         torch._C._cuda_clearCublasWorkspaces()
 
 

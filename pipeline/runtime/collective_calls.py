@@ -13,7 +13,7 @@ from pipeline.aten.collectives import is_collective, is_wait, process_groups
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
 from pipeline.records.sharding import Alone, Sharding
-from pipeline.runtime.ranks import runs_on_host
+from pipeline.runtime.ranks import collectives_run_on_host
 
 _ops: Final = torch.ops._c10d_functional
 
@@ -39,13 +39,13 @@ def collective_function(node: Node, sharding: Sharding | None, device: torch.dev
     """
     if isinstance(sharding, Alone):
         return ALONE[node.target]
-    if device.type == "cuda" and any(map(runs_on_host, process_groups([node]))):
+    if device.type == "cuda" and any(map(collectives_run_on_host, process_groups([node]))):
         collective: Argument = node.target
         return lambda x, *args: _ops.wait_tensor(collective(x.cpu(), *args)).to(x.device)
     return node.target
 
 
-def without_ranks(compiled: Compiled) -> Compiled:
+def without_communication(compiled: Compiled) -> Compiled:
     """Return a copy of a program that can be measured without the other ranks: its collectives do not communicate."""
     sharding = compiled.program.sharding
     if sharding is None:
@@ -54,14 +54,14 @@ def without_ranks(compiled: Compiled) -> Compiled:
     return evolve(compiled, partitioned=evolve(compiled.partitioned, program=program))
 
 
-def can_run_alone(compiled: Compiled) -> bool:
+def runs_without_ranks(compiled: Compiled) -> bool:
     """Return whether a program can run without the other ranks: no engine has a collective."""
     calls = [node for node in compiled.program.graph.nodes if is_collective(node)]
     inside = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
     return all(node.target in ALONE and node.name not in inside for node in calls)
 
 
-def collective_calls(compiled: Compiled) -> Mapping[int | None, Sequence[str]]:
+def collectives_by_profile(compiled: Compiled) -> Mapping[int | None, Sequence[str]]:
     """Return, for each profile, the names of the collectives that a call of the program runs, in order."""
     nodes = {node.name: node for node in compiled.program.graph.nodes if is_collective(node) and not is_wait(node)}
     calls: dict[int | None, list[str]] = {}

@@ -42,30 +42,30 @@ _done: WeakKeyDictionary[torch.fx.GraphModule, dict[object, Run]] = WeakKeyDicti
 _lock = threading.Lock()
 
 
-def compiled_segment(program: Program, segment: Segment, mode: str, argument: Change) -> Run | None:
+def compile_segment(program: Program, segment: Segment, mode: str, replace_constant: Change) -> Run | None:
     """Compile a segment in a mode of torch.compile; return a function of its inputs followed by its constants, or None
     if it cannot be compiled. torch compiles it at the first call, once for all segments that differ only in names. A
     profile's segment is first compiled for static sizes; at other sizes, once more with dynamic shapes.
 
-    argument: returns the replacement for a constant argument, such as a device.
+    replace_constant: returns the replacement for a constant argument, such as a device.
     """
     if why := compile_obstacle(program, segment):
         log.info("%s is not compiled by torch.compile: %s", segment.name, why)
         return None
-    copied = _SegmentGraph(program, segment, argument)
-    key = copied.text, segment.profile, mode, argument(torch.device("cpu"))
+    copied = _SegmentGraph(program, segment, replace_constant)
+    key = copied.text, segment.profile, mode, replace_constant(torch.device("cpu"))
     with _lock:
         known = _done.setdefault(program.graph_module, {})
         if key not in known:
             module, dynamic = torch.fx.GraphModule(torch.nn.Module(), copied.graph), segment.profile is not None
             known[key] = torch.compile(module, mode=mode, dynamic=None if dynamic else False, fullgraph=True)
-        return partial(_with_updated, known[key], copied.updated) if copied.updated else known[key]
+        return partial(_run_with_updated_inputs, known[key], copied.updated) if copied.updated else known[key]
 
 
-def _with_updated(run: Run, updated: Sequence[int | None], *inputs: Leaf) -> Sequence[Leaf]:
-    """Return a segment's outputs: the results of ``run`` and, where ``updated`` has an index, the updated input."""
+def _run_with_updated_inputs(run: Run, updated_inputs: Sequence[int | None], *inputs: Leaf) -> Sequence[Leaf]:
+    """Return a segment's outputs: the results of ``run``, and for an index in ``updated_inputs`` the updated input."""
     results = iter(run(*inputs))
-    return [next(results) if place is None else inputs[place] for place in updated]
+    return [next(results) if place is None else inputs[place] for place in updated_inputs]
 
 
 def compile_obstacle(program: Program, segment: Segment) -> str:
@@ -79,12 +79,12 @@ def compile_obstacle(program: Program, segment: Segment) -> str:
         "it has control flow": any(source.op == "get_attr" for node in inside for source in node.all_input_nodes),
         "it has collectives": any(map(is_collective, inside)),
         "it draws random numbers": any(has_randomness(node) and not has_no_dropout(node) for node in inside),
-        "an operator of it has a form of its own": not all(map(_is_plain, inside)),
+        "an operator of it has a form of its own": not all(map(_is_compilable_operator, inside)),
     }
     return next((why for why, found in reasons.items() if found), "")
 
 
-def _is_plain(node: torch.fx.Node) -> bool:
+def _is_compilable_operator(node: torch.fx.Node) -> bool:
     is_number = isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
     plain = node.target is operator.getitem or node.target in _ZEROS
     return plain or is_number or isinstance(callee(node.target), torch._ops.OpOverload)
@@ -94,7 +94,7 @@ class _SegmentGraph:
     """A copy of a segment's nodes as a graph whose placeholders are the segment's inputs and constants.
 
     text: the graph without names of the program, and the types of its placeholders. updated: for each output, the index
-        of the input that it is after an in-place update, or None if the graph returns it; empty without updates.
+        of the input that the graph updates in place to produce it, or None; empty without such updates.
     """
 
     def __init__(self, program: Program, segment: Segment, argument: Change) -> None:
@@ -106,7 +106,7 @@ class _SegmentGraph:
         for place, name in enumerate((*self.places, *segment.constants)):
             self.made[name] = self.graph.placeholder(f"x{place}")
         for name in segment.nodes:
-            self._add(nodes[name])
+            self._add_node(nodes[name])
         names = [port.name for port in segment.outputs]
         self.updated = [self.written.get(name) for name in names] if self.written else []
         self.graph.output(tuple(self.made[name] for name in names if name not in self.written))
@@ -114,12 +114,12 @@ class _SegmentGraph:
         types += [describe_value(nodes[name].meta["val"]) for name in segment.constants]
         self.text = "\n".join([self.graph.python_code("self").src, *types])
 
-    def _add(self, node: torch.fx.Node) -> None:
+    def _add_node(self, node: torch.fx.Node) -> None:
         """Add a node, after the computations of sizes that it reads and that are not inputs of the segment."""
         if node.name in self.made:
             return
         for source in node.all_input_nodes:
-            self._add(source)
+            self._add_node(source)
         if node.target is OPEN_MASK:
             self.made[node.name] = self._copy_argument(node.args[0])
             return
@@ -135,8 +135,8 @@ class _SegmentGraph:
         target = _ZEROS.get(target, target)
         self.made[node.name] = self.graph.call_function(target, args, kwargs)
 
-    def _copy_argument(self, value: Any) -> Any:
-        return self.made[value.name] if isinstance(value, torch.fx.Node) else self.argument(value)
+    def _copy_argument(self, argument: Any) -> Any:
+        return self.made[argument.name] if isinstance(argument, torch.fx.Node) else self.argument(argument)
 
 
 class CompiledOrInterpreted:

@@ -19,7 +19,7 @@ from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
 from pipeline.runtime.call_plan import CallPlan, Return, RunOptions
 from pipeline.runtime.capture import capture, capturing, free_unused_memory
-from pipeline.runtime.engine_buffers import is_plain
+from pipeline.runtime.engine_buffers import has_plain_layout
 from pipeline.runtime.graph_copies import GraphInstance, instantiate
 from pipeline.runtime.graph_replays import GraphInput, GraphOutput, Replayer, make_instance
 
@@ -55,7 +55,7 @@ class CapturedCall:
         """The `FastReplay` for calls like this one, created after the first replay."""
         self.still = tuple(fixed_addresses.items())
         self._executor, self._lane, self._pool = worker.executor, worker.lane, pool
-        self._inside = graph_copies.can_set_addresses()
+        self._inside = graph_copies.can_set_node_addresses()
         self._in_torch = any(step.segment.kind == "torch" for step in self.layout.steps)
         moving = [given for given, _, _ in plan.moves if given not in fixed_addresses]
         self._fed = {i: GraphInput(i, self._executor.convert_input(leaves[i]), self._inside) for i in moving}
@@ -75,15 +75,15 @@ class CapturedCall:
 
     def _directly_written_outputs(self, values: Sequence[object]) -> dict[int, int]:
         """Return the large outputs that an engine writes and no other segment reads: output index → slot."""
-        if self._in_torch or self.layout.writes or not self._copies_out:
+        if self._in_torch or self.layout.writes or not self._copies_outputs:
             return {}
         filled = {id(values[slot]): slot for step in self.layout.steps for slot in step.gives}
         large = {i: take.value for i, take in enumerate(self.takes) if take.value.nbytes >= LARGE}
         return {i: filled[id(value)] for i, value in large.items() if id(value) in filled}
 
     @property
-    def _copies_out(self) -> bool:
-        return self._inside and not self.reuse and self.plan.home is None
+    def _copies_outputs(self) -> bool:
+        return self._inside and not self.reuse and self.plan.output_device is None
 
     def _run(self, leaves: Sequence[Leaf], options: RunOptions) -> tuple[list[Leaf], list[Leaf]]:
         """Run the program on the graph's copies of the inputs; return the values of all slots, and the outputs."""
@@ -91,7 +91,7 @@ class CapturedCall:
         for given, slot, _ in self.plan.moves:
             values[slot] = self._fed[given].held if given in self._fed else leaves[given].detach()
         self._executor.run(values, self.plan, options)
-        return values, self._executor.collect_outputs(values, leaves, evolve(self.plan, home=None))
+        return values, self._executor.collect_outputs(values, leaves, evolve(self.plan, output_device=None))
 
     def _capture(self, leaves: Sequence[object]) -> tuple[list[object], list[object], list[GraphOutput]]:
         stream, caller = graph_copies.capture_stream(self._lane.device), self._lane.current_stream()
@@ -125,7 +125,7 @@ class CapturedCall:
             for feed in self._fed.values():
                 feed.held.copy_(feed.example)
         values, results = self._run(leaves, options)
-        self.plan.report_checks(values, self.layout.checks)
+        self.plan.report_check_results(values, self.layout.checks)
         self.written = []
         for write, value in zip(self.layout.writes, self.layout.values_to_write(values), strict=True):
             if write.input_index is not None:
@@ -135,17 +135,17 @@ class CapturedCall:
         given = {id(value) for value in options.into.values()}
         outputs = zip(self.layout.returns, results, strict=True)
         found = {id(v): v for r, v in outputs if isinstance(v, torch.Tensor) and not self._is_existing_tensor(r, v)}
-        return values, results, [GraphOutput(v, self._copies_out and id(v) not in given) for v in found.values()]
+        return values, results, [GraphOutput(v, self._copies_outputs and id(v) not in given) for v in found.values()]
 
     def _is_existing_tensor(self, output: Return, value: torch.Tensor) -> bool:
         """Return whether an output is itself an input, or a parameter or buffer on the device of outputs."""
-        return output.input_index is not None or (output.held is not None and self.plan.is_home(value))
+        return output.input_index is not None or (output.held is not None and self.plan.is_on_output_device(value))
 
     def has_same_addresses(self, leaves: Sequence[Leaf]) -> bool:
         """Return whether the inputs that the graph reads in place have the same addresses."""
         for given, address in self.still:
             value = leaves[given]
-            if value.data_ptr() != address or not is_plain(value):
+            if value.data_ptr() != address or not has_plain_layout(value):
                 return False
         return True
 
@@ -157,21 +157,21 @@ class CapturedCall:
         if not self._replay.complete:
             outputs = [m if m is not None else self._to_user(t.value) for m, t in zip(outputs, self.takes, strict=True)]
         if self.written:
-            self._write_inputs(leaves)
+            self._write_mutated_inputs(leaves)
         return [
             leaves[given] if given is not None else value if i is None else outputs[i]
             for given, i, value in self.results
         ]
 
     @torch.no_grad()
-    def _write_inputs(self, leaves: Sequence[Leaf]) -> None:
+    def _write_mutated_inputs(self, leaves: Sequence[Leaf]) -> None:
         for given, value in self.written:
             leaves[given].copy_(value)
 
-    def _to_user(self, value: torch.Tensor) -> torch.Tensor:
-        if self.plan.home is not None:
-            return value.to(self.plan.home)
-        return value if self.reuse else value.clone()
+    def _to_user(self, output: torch.Tensor) -> torch.Tensor:
+        if self.plan.output_device is not None:
+            return output.to(self.plan.output_device)
+        return output if self.reuse else output.clone()
 
 
 class CudaGraphs:
@@ -202,11 +202,11 @@ class CudaGraphs:
         seen = self._seen.get(plan)
         if seen is None:
             here = [(i, leaves[i]) for i, _, moved in plan.moves if not moved]
-            places = {i: value.data_ptr() for i, value in here if value.numel() and is_plain(value)}
+            places = {i: value.data_ptr() for i, value in here if value.numel() and has_plain_layout(value)}
             _evict_oldest(self._seen, 8 * self.limit)[plan] = places
             return None
         seen = {} if worker.executor.layout.program.sharding is not None else seen
-        still = {i: at for i, at in seen.items() if leaves[i].data_ptr() == at and is_plain(leaves[i])}
+        still = {i: at for i, at in seen.items() if leaves[i].data_ptr() == at and has_plain_layout(leaves[i])}
         self._seen[plan] = still
         del kept  # so that its memory is free for the new graph
         with torch.no_grad():

@@ -46,10 +46,10 @@ class StreamOrder:
 
     def current_stream(self) -> torch.cuda.Stream:
         """Return the current stream, ordered after the worker's last run."""
-        self.handle()
+        self.current_stream_handle()
         return self._last
 
-    def handle(self) -> int:
+    def current_stream_handle(self) -> int:
         """Return the current stream's handle, by torch's internal function, which is ten times faster than
         ``current_stream``."""
         handle: int = torch._C._cuda_getCurrentRawStream(self._index)
@@ -62,27 +62,27 @@ class StreamOrder:
         if torch._C._cuda_getCurrentRawStream(self._index) != 0:
             return body(self.current_stream(), *args)
         caller = torch.cuda.current_stream(self.device)
-        self._wait_for(self._own, caller)
+        self._make_stream_wait(self._own, caller)
         torch.cuda.set_stream(self._own)
         try:
             return body(self.current_stream(), *args)
         finally:
             torch.cuda.set_stream(caller)
-            self._wait_for(caller, self._own)
+            self._make_stream_wait(caller, self._own)
 
     def _switch_to(self, stream: torch.cuda.Stream) -> None:
         if not torch.cuda.is_current_stream_capturing():
-            self._wait_for(stream, self._last)
+            self._make_stream_wait(stream, self._last)
         self._last, self._handle = stream, stream.cuda_stream
 
-    def _wait_for(self, stream: torch.cuda.Stream, other: torch.cuda.Stream) -> None:
-        """Make ``stream`` wait for the work that has been queued on ``other`` so far."""
-        self._event.record(other)
+    def _make_stream_wait(self, stream: torch.cuda.Stream, awaited: torch.cuda.Stream) -> None:
+        """Make ``stream`` wait for the work that has been queued on ``awaited`` so far."""
+        self._event.record(awaited)
         stream.wait_event(self._event)
 
 
 class ProfiledSession:
-    """Run each call in the first profile of an engine that fits; its contexts, created on demand, share memory."""
+    """Run each call in an engine's first profile that fits; the profiles' contexts, created on demand, share memory."""
 
     def __init__(self, network: Network, make: Callable[[torch.cuda.Stream, int], EngineSession]) -> None:
         self.network, self._make = network, make
@@ -97,7 +97,7 @@ class ProfiledSession:
         last = self._last
         if last is not None and shapes_key is not None and last[0] is shapes_key:
             return last[1](inputs, stream, shapes_key=shapes_key, **options)
-        place = self.profile_index(inputs)
+        place = self.find_profile_index(inputs)
         session = self._sessions.get(place)
         if session is None:
             session = self._sessions.setdefault(place, self._make(stream, place))
@@ -105,7 +105,7 @@ class ProfiledSession:
         return session(inputs, stream, shapes_key=shapes_key, **options)
 
     @property
-    def last(self) -> EngineSession:
+    def last_session(self) -> EngineSession:
         """The session of the last run.
 
         Raises:
@@ -118,13 +118,13 @@ class ProfiledSession:
     @property
     def context(self) -> trt.IExecutionContext:
         """The execution context of the last run."""
-        return self.last.context
+        return self.last_session.context
 
     @property
     def loaded(self) -> LoadedEngine:
-        return self.last.loaded
+        return self.last_session.loaded
 
-    def profile_index(self, inputs: Sequence[Any]) -> int:
+    def find_profile_index(self, inputs: Sequence[Any]) -> int:
         """Return the index of the engine's first profile that fits these inputs.
 
         Raises:
@@ -186,7 +186,7 @@ class CudaWorker:
 
             several = len(part.network.profiles) > 1
             session = ProfiledSession(part.network, make) if several else self.lane.run(make)
-            return EngineStep(session, step.gives, settings.reuse_outputs or _is_read_by_engines_only(layout, step))
+            return EngineStep(session, step.gives, settings.reuse_outputs or _only_engines_read_outputs(layout, step))
 
         with torch.cuda.device(device):
             runners = [runner(step, part) for step, part in zip(layout.steps, parts, strict=True)]
@@ -200,14 +200,14 @@ class CudaWorker:
         if self.graphs is not None:
             graph = self.graphs.find_or_capture(plan, leaves, self)
             if graph is not None:
-                return graph(leaves, self.lane.handle())
+                return graph(leaves, self.lane.current_stream_handle())
         return self._run(plan, leaves)
 
     def replay(self, graph: CapturedCall, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf] | None:
         """Replay a graph, and return its outputs; None if another worker has the graph, or another GPU is current."""
         if self.lane.is_other_gpu_current() or self.graphs is None or self.graphs.kept.get(plan) is not graph:
             return None
-        return graph(leaves, self.lane.handle())
+        return graph(leaves, self.lane.current_stream_handle())
 
     def _run(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
         if torch.is_grad_enabled():
@@ -222,7 +222,7 @@ class CudaWorker:
         return self.executor(plan, leaves, self._turn)
 
 
-def _is_read_by_engines_only(layout: Layout, step: Step) -> bool:
+def _only_engines_read_outputs(layout: Layout, step: Step) -> bool:
     """Return whether all segments that read the outputs of this segment are engines."""
     others = {i for s in layout.steps if s.segment.kind == "torch" for i in s.takes}
     returned = {r.slot for r in layout.returns} | {w.slot for w in layout.writes}

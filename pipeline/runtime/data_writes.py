@@ -42,7 +42,7 @@ _lock: Final = threading.RLock()
 def watch_data_writes(tensor: torch.Tensor) -> DataWrites:
     """Count the writes to a tensor through ``.data`` while the returned object lives."""
     with _lock:
-        found = _find_watch(tensor)
+        found = _find_data_writes(tensor)
         if found is None:
             found = DataWrites()
             _living.add(found)  # first: garbage collection may finalize the last of the others at any step
@@ -61,7 +61,7 @@ def _stop_watching() -> None:
             del torch.Tensor.data
 
 
-def _find_watch(tensor: torch.Tensor) -> DataWrites | None:
+def _find_data_writes(tensor: torch.Tensor) -> DataWrites | None:
     found = _watched.get(tensor)
     writes: DataWrites | None = None if found is None else found()
     return writes
@@ -74,7 +74,7 @@ class _DataDescriptor:
         if tensor is None:
             return _own
         data = _own.__get__(tensor, kind)
-        writes = _find_watch(tensor)
+        writes = _find_data_writes(tensor)
         if writes is None:
             return data
         if data.is_inference():  # inference tensors have no version counter
@@ -87,7 +87,7 @@ class _DataDescriptor:
 
     def __set__(self, tensor: torch.Tensor, value: Any) -> None:
         _own.__set__(tensor, value)
-        writes = _find_watch(tensor)
+        writes = _find_data_writes(tensor)
         if writes is not None:
             writes.assigned, writes.alias = writes.assigned + 1, None
 

@@ -38,7 +38,7 @@ class Binding:
         return f"{self.name}: {describe_tensor(self.dtype, self.shape)}"
 
 
-def memory_at(address: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def tensor_at_address(address: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a tensor of ``count`` elements at an address that the device can access; the memory stays the owner's."""
     of_bytes: Any = torch._C._construct_storage_from_data_pointer
     memory = torch.empty(0, dtype=dtype, device=device)
@@ -73,16 +73,16 @@ def to_engine_memory(value: object, binding: Binding, device: torch.device) -> t
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
-def is_plain(value: torch.Tensor) -> bool:
+def has_plain_layout(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is contiguous, without a conjugate or negative bit."""
-    return value.is_contiguous() and not value.is_neg() and not value.is_conj()
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
 def tensor_allocator(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None
 ) -> Allocator:
-    """Return a function that allocates tensors of this shape and dtype on the current GPU or the CPU, contiguous
-    without ``strides``. It uses the allocator of torch's generated code, the fastest one."""
+    """Return a function that allocates tensors of this shape and dtype on the current GPU or the CPU; they are
+    contiguous if ``strides`` is None. It uses the allocator of torch's generated code, the fastest one."""
     strides = torch.empty(shape, device="meta").stride() if strides is None else strides
     return partial(_ALLOCATORS[device.type], shape, strides, dtype)
 
@@ -128,9 +128,9 @@ class OutputBuffer(trt.IOutputAllocator):  # type: ignore[misc,unused-ignore]
     def __init__(self, binding: Binding, device: torch.device) -> None:
         trt.IOutputAllocator.__init__(self)
         self.binding, self.device = binding, device
-        self.begin(None)
+        self.begin_run(None)
 
-    def begin(self, stream: torch.cuda.Stream | None) -> None:
+    def begin_run(self, stream: torch.cuda.Stream | None) -> None:
         """Prepare the buffer for a run on a stream: forget the previous run."""
         self.stream = stream
         self.error: Exception | None = None
@@ -148,16 +148,16 @@ class OutputBuffer(trt.IOutputAllocator):  # type: ignore[misc,unused-ignore]
             return 0
 
     def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
-        """Allocate as `reallocate_output` does; ``stream`` is ignored, since `begin` has set the run's stream."""
+        """Allocate as `reallocate_output` does; ``stream`` is ignored, since `begin_run` has set the run's stream."""
         return self.reallocate_output(tensor_name, memory, size, alignment)
 
     def notify_shape(self, tensor_name: str, shape: Any) -> None:
         self._shape = tuple(shape)
 
-    def take(self) -> torch.Tensor | None:
+    def take_output(self) -> torch.Tensor | None:
         """Return the output of the finished run, and forget it; None if TensorRT requested too little memory."""
         memory, shape = self._memory, self._shape
-        self.begin(None)
+        self.begin_run(None)
         if shape is None:
             return None
         size = math.prod(shape) * self.binding.dtype.itemsize

@@ -20,7 +20,7 @@ import torch
 from pipeline.network.description import Network
 from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.runtime.atomic import replace_file
-from pipeline.runtime.private import MODE, make_private, open_private
+from pipeline.runtime.private import MODE, make_private_folder, open_private_file
 from pipeline.trt import CAPABILITIES, LIBRARY, trt
 
 log = logging.getLogger(__name__)
@@ -34,12 +34,12 @@ MAX_FILES = 256
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder in the user's cache (or ``PIPELINE_CACHE``): ``runtime`` for kernels, ``engines`` for engines."""
+    """Return the folder ``runtime`` (kernels) or ``engines`` in the user's cache folder or in ``PIPELINE_CACHE``."""
     chosen = os.environ.get("PIPELINE_CACHE")
     return (Path(chosen) if chosen else platformdirs.user_cache_path("stagewright")) / name
 
 
-def cache_key(networks: Iterable[Network]) -> str:
+def kernels_key(networks: Iterable[Network]) -> str:
     """Return the cache key of the kernels of these networks on this GPU, driver and library.
 
     Weights are no part of the key: TensorRT looks a kernel up by its computation, so a network with other weights
@@ -56,7 +56,7 @@ def _file_exists(path: Path | None) -> bool:
     return False
 
 
-def _gpu_path(path: Path) -> Path:
+def _path_for_this_gpu(path: Path) -> Path:
     """Return the path of a cache file for this GPU only: TensorRT may refuse kernels of another GPU of this name."""
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
     return path.with_stem(f"{path.stem}-{hashlib.sha256(str(uuid).encode()).hexdigest()[:8]}")
@@ -80,8 +80,8 @@ class RuntimeCache:
     turn if TensorRT refuses the kernels; None stands for ``initial``.
 
     The file is written under a temporary name and renamed, so that concurrent processes read a complete file; it ends
-    with the SHA-256 of the kernels. A file that was altered, or that other users could write, is ignored with a warning
-    and replaced. So is a file whose kernels TensorRT refuses, if there is no other file to try.
+    with the SHA-256 of the kernels. A file is ignored with a warning and replaced if it was altered, if others could
+    write it, or if TensorRT refuses its kernels and there is no other file to try.
     """
 
     def __init__(self, path: Path | None, initial: bytes = b"", next_paths: tuple[Path | None, ...] = ()) -> None:
@@ -105,8 +105,8 @@ class RuntimeCache:
             return None
         paths: tuple[Path | None, ...] = ()
         if folder is not False:
-            shared = (cache_folder("runtime") if folder is True else Path(folder)) / f"{cache_key(networks)}.kernels"
-            own = _gpu_path(shared)
+            shared = (cache_folder("runtime") if folder is True else Path(folder)) / f"{kernels_key(networks)}.kernels"
+            own = _path_for_this_gpu(shared)
             paths = (own,) if _file_exists(own) else (shared, own)
         if not kernels or kernels.machine != machine_key():
             return cls(paths[0] if paths else None, next_paths=paths[1:])
@@ -114,7 +114,7 @@ class RuntimeCache:
         every = (*paths[:after], None, *paths[after:])
         return cls(every[0], kernels.data, every[1:])
 
-    def attach(self, cuda_engine: trt.ICudaEngine) -> None:
+    def create_once(self, cuda_engine: trt.ICudaEngine) -> None:
         """Create TensorRT's runtime cache from an engine, with the stored kernels, unless it exists already."""
         with self._lock:
             self.handle = self.handle or self._create_cache(cuda_engine)
@@ -122,7 +122,7 @@ class RuntimeCache:
     def _create_cache(self, cuda_engine: trt.ICudaEngine) -> Any:
         for path in (self.path, *self._next):
             self.path = path
-            handle, stored = cuda_engine.create_runtime_config().create_runtime_cache(), self.stored()
+            handle, stored = cuda_engine.create_runtime_config().create_runtime_cache(), self.stored_kernels()
             if stored is None or handle.deserialize(stored):
                 self._size = len(stored or b"")
                 return handle
@@ -133,16 +133,16 @@ class RuntimeCache:
         return cuda_engine.create_runtime_config().create_runtime_cache()
 
     @property
-    def is_new(self) -> bool:
+    def started_empty(self) -> bool:
         """Return whether the cache started without kernels."""
         return self._size == 0
 
-    def stored(self) -> bytes | None:
+    def stored_kernels(self) -> bytes | None:
         """Return the stored kernels to start with; None if there are none."""
         try:
             if self.path is None:
                 return self._initial or None
-            with open_private(self.path) as file:
+            with open_private_file(self.path) as file:
                 data = file.read()
             with contextlib.suppress(OSError):
                 os.utime(self.path)
@@ -179,18 +179,18 @@ class RuntimeCache:
             return True
 
     def copy_kernels_from(self, other: RuntimeCache) -> None:
-        """Copy another program's kernels to this cache's file, unless the file exists. The programs have some engines
-        in common; kernels from a file for this GPU only are copied to such a file."""
+        """Copy another program's kernels to this cache's file, unless the file exists, for engines that both have.
+        If the other cache's file is for this GPU only, so is the new file."""
         path = self.path if other._next or not self._next else self._next[-1]
-        if path and other.path and not path.exists() and (data := other.stored()):
+        if path and other.path and not path.exists() and (data := other.stored_kernels()):
             _write_kernels(path, memoryview(data))
 
 
 def _write_kernels(path: Path, data: memoryview) -> bool:
     """Write a file of kernels, and return whether the write succeeded. A failure is logged as a warning."""
     try:
-        make_private(path.parent)
-        with replace_file(path, mode=MODE, size=lambda: data.nbytes) as file:
+        make_private_folder(path.parent)
+        with replace_file(path, permissions=MODE, nbytes=lambda: data.nbytes) as file:
             file.write(data)
             file.write(hashlib.sha256(data).digest())
         for old in sorted(path.parent.glob("*.kernels"), key=_last_used_time, reverse=True)[MAX_FILES:]:

@@ -42,13 +42,13 @@ class Context:
             self.handle, self._config = loaded.new_context(messages, graph=graph)
             if loaded.group:
                 taken = self.handle.set_communicator(nccl_communicator(loaded.group))
-                self.require(taken, f"the communicator of group {loaded.group}", messages)
+                self.require_success(taken, f"the communicator of group {loaded.group}", messages)
             taken = self.handle.set_optimization_profile_async(profile, stream.cuda_stream)
-            self.require(taken, f"profile {profile}", messages)
+            self.require_success(taken, f"profile {profile}", messages)
 
-    def require(self, done: bool, action: str, messages: Messages) -> None:
-        """Raise an ``ExecutionError`` with TensorRT's messages if a call of TensorRT has failed (``done`` is False)."""
-        if not done:
+    def require_success(self, succeeded: bool, action: str, messages: Messages) -> None:
+        """Raise an ``ExecutionError`` with TensorRT's messages unless a call of TensorRT ``succeeded``."""
+        if not succeeded:
             raise ExecutionError(f"{self.name}: TensorRT refused {action} ({messages()})")
 
     def set_shapes(self, shapes: Shapes, ranges: Mapping[str, str], messages: Messages, *, force: bool = False) -> None:
@@ -59,12 +59,12 @@ class Context:
         self._shapes = Shapes()
         for name, shape in shapes:
             taken = self.handle.set_input_shape(name, shape)
-            self.require(taken, f"the shape {list(shape)} of input {name}{ranges.get(name, '')}", messages)
+            self.require_success(taken, f"the shape {list(shape)} of input {name}{ranges.get(name, '')}", messages)
         try:
             missing = self.handle.infer_shapes()
         except RuntimeError as error:
             raise ExecutionError(f"{self.name}: TensorRT cannot infer shapes: {error} ({messages()})") from error
-        self.require(not missing, f"to infer shapes without {', '.join(missing)}", messages)
+        self.require_success(not missing, f"to infer shapes without {', '.join(missing)}", messages)
         self._shapes = shapes
 
     def set_address(self, name: str, address: int) -> None:
@@ -73,17 +73,17 @@ class Context:
             self._addresses.pop(name, None)
             mark = LOG.position()
             if not self.handle.set_tensor_address(name, address):
-                self.require(False, f"the address of {name}", lambda: LOG.error_text_since(mark))
+                self.require_success(False, f"the address of {name}", lambda: LOG.error_text_since(mark))
             self._addresses[name] = address
 
-    def allocate_with(self, name: str, buffer: OutputBuffer) -> None:
+    def set_output_allocator(self, output_name: str, buffer: OutputBuffer) -> None:
         """Set the allocator of an output, unless the context has this allocator."""
-        if self._buffers.get(name) is not buffer:
-            self._buffers.pop(name, None)
+        if self._buffers.get(output_name) is not buffer:
+            self._buffers.pop(output_name, None)
             mark = LOG.position()
-            taken = self.handle.set_output_allocator(name, buffer)
-            self.require(taken, f"an output allocator for {name}", lambda: LOG.error_text_since(mark))
-            self._buffers[name] = buffer
+            taken = self.handle.set_output_allocator(output_name, buffer)
+            self.require_success(taken, f"an output allocator for {output_name}", lambda: LOG.error_text_since(mark))
+            self._buffers[output_name] = buffer
 
     def set_memory(self, memory: torch.Tensor) -> None:
         """Set the memory that the context uses for activations."""

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.aten.types import Leaf
 from pipeline.errors import ExecutionError
 from pipeline.network.description import Network, Profile, Tensor
 from pipeline.network.engine import Engine
@@ -46,10 +45,10 @@ def collect_errors() -> Iterator[Messages]:
                 LOG.messages.clear()
 
 
-def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
+def load(engine: Engine, capabilities: Sequence[str] = ()) -> trt.ICudaEngine:
     """Return the ``ICudaEngine`` of a serialized engine, on the current GPU.
 
-    targets: the compute capabilities that the engine was built for; empty for TensorRT's default.
+    capabilities: the compute capabilities that the engine was built for; empty for TensorRT's default.
 
     Raises:
         ExecutionError: there is no GPU, the plan comes from another library, or TensorRT cannot load it.
@@ -60,14 +59,14 @@ def load(engine: Engine, targets: Sequence[str] = ()) -> Leaf:
     if flavour != CAPABILITIES.flavour:
         raise ExecutionError(f"{engine.name} was built by {engine.library}, but this process uses {LIBRARY}", rebuild)
     with _loading, collect_errors() as messages:
-        loaded = _runtime().deserialize_cuda_engine(engine.checked_plan())
+        loaded = _tensorrt_runtime().deserialize_cuda_engine(engine.checked_plan())
         engine.checked_plan()  # its file may have been overwritten meanwhile
         if loaded is None:
             # A version-compatible plan of another version may load, so the versions are compared only after a failure.
             if engine.library != LIBRARY:
                 differs = f"it was built by {engine.library}, but {LIBRARY} loads only its own plans"
                 raise ExecutionError(f"{engine.name} cannot be loaded: {differs} ({messages()})", rebuild)
-            raise UnloadableError(f"{engine.name} cannot be loaded ({messages()})", _other_gpu_hint(targets))
+            raise UnloadableError(f"{engine.name} cannot be loaded ({messages()})", _other_gpu_hint(capabilities))
     return loaded
 
 
@@ -102,11 +101,11 @@ class LoadedEngine:
         loaded = cls(load(engine, options.get("targets", ())), rename_bindings(network, engine.bindings), **options)
         prepare(loaded.cuda_engine)
         if loaded.cache is not None:
-            loaded.cache.attach(loaded.cuda_engine)
+            loaded.cache.create_once(loaded.cuda_engine)
         return loaded
 
     def for_network(self, engine: Engine, network: Network) -> LoadedEngine:
-        """Return this engine for a network of equal structure; ``engine`` maps its names to the plan's."""
+        """Return this engine for a network of equal structure; ``engine.bindings`` maps its names to the plan's."""
         return evolve(self, network=rename_bindings(network, engine.bindings))
 
     @property
@@ -114,7 +113,7 @@ class LoadedEngine:
         """The bytes of activation memory that the engine needs at the largest shapes."""
         return int(getattr(self.cuda_engine, "device_memory_size_v2", 0))
 
-    def new_context(self, messages: Messages, *, graph: bool = False) -> tuple[Leaf, Leaf]:
+    def new_context(self, messages: Messages, *, graph: bool = False) -> tuple[trt.IExecutionContext, Any]:
         """Create an execution context; return it and its configuration, which must live as long as the context.
 
         The caller sets the context's memory. TensorRT-RTX reads the configuration when a profile other than the first
@@ -158,13 +157,13 @@ def rename_bindings(network: Network, plan_names: Mapping[str, str]) -> Network:
 
 
 @cache
-def _runtime() -> Leaf:
+def _tensorrt_runtime() -> trt.Runtime:
     return trt.Runtime(LOG)
 
 
-def is_for_this_gpu(targets: Sequence[str]) -> bool:
+def is_for_this_gpu(capabilities: Sequence[str]) -> bool:
     """Return whether engines for these compute capabilities (empty: TensorRT's default) run on the current GPU."""
-    return not targets or current_capability() in targets
+    return not capabilities or current_capability() in capabilities
 
 
 def current_capability() -> str:
@@ -172,16 +171,16 @@ def current_capability() -> str:
     return ".".join(map(str, torch.cuda.get_device_capability()))
 
 
-def _other_gpu_hint(targets: Sequence[str]) -> str:
+def _other_gpu_hint(capabilities: Sequence[str]) -> str:
     """Return the hint for an error: how to build an engine that loads on this GPU."""
-    if is_for_this_gpu(targets):
+    if is_for_this_gpu(capabilities):
         return (
             "compile the program on this GPU, with load_built_engines=True: operators for which TensorRT has no kernel "
             "here are then compiled in another form, or run in PyTorch"
         )
     here = current_capability()
-    wanted = (*targets, here)
+    wanted = (*capabilities, here)
     return (
-        f"it was built for compute capability {', '.join(targets)}, and {torch.cuda.get_device_name()} has "
+        f"it was built for compute capability {', '.join(capabilities)}, and {torch.cuda.get_device_name()} has "
         f"{here}: compile the program on this GPU, or with compute_capabilities={wanted} on another machine"
     )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
 from attrs import evolve
 
-from pipeline.aten.types import Leaf
 from pipeline.errors import RefitError
 from pipeline.network.engine import Engine
 from pipeline.recipes import narrow_float64
@@ -44,7 +42,7 @@ def refit(engine: Engine, weights: Mapping[str, torch.Tensor], changed: Collecti
             return engine
         if not refitter.refit_cuda_engine():
             raise RefitError(dict.fromkeys(sorted(due), f"TensorRT refused to refit {engine.name} ({messages()})"))
-        plan = _serialize(loaded)
+        plan = _serialize_refitted(loaded)
         if plan is None:
             reason = f"the refitted {engine.name} could not be serialized ({messages()})"
             raise RefitError(dict.fromkeys(sorted(due), reason))
@@ -70,7 +68,7 @@ def supply_weights(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str
 def _set_weights(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], changed: Collection[str]) -> bool:
     """Pass all weights to TensorRT; return whether it accepted any. A refused ``changed`` weight is an error."""
     known = frozenset(refitter.get_all_weights())
-    refused = {name: _set_weight(refitter, name, value, known) for name, value in weights.items()}
+    refused = {name: _set_weight_or_explain(refitter, name, value, known) for name, value in weights.items()}
     reasons = {name: reason for name, reason in refused.items() if reason and name in changed}
     reasons |= {name: "the engine's network has no such weight" for name in sorted(changed) if name not in weights}
     if not reasons:
@@ -81,7 +79,7 @@ def _set_weights(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], ch
     return not all(refused.values())
 
 
-def _set_weight(refitter: trt.Refitter, name: str, value: torch.Tensor, refittable: Collection[str]) -> str:
+def _set_weight_or_explain(refitter: trt.Refitter, name: str, value: torch.Tensor, refittable: Collection[str]) -> str:
     """Pass a weight to TensorRT; return why it was refused, or an empty string."""
     if name not in refittable:
         return "TensorRT folded it into the engine or dropped it, so it cannot be replaced"
@@ -92,7 +90,7 @@ def _set_weight(refitter: trt.Refitter, name: str, value: torch.Tensor, refittab
     return f"TensorRT refused {describe_tensor(value.dtype, tuple(value.shape))}; {holds}"
 
 
-def _serialize(loaded: Any) -> Leaf:
+def _serialize_refitted(loaded: trt.ICudaEngine) -> trt.IHostMemory:
     """Return the plan of a refitted engine, with its weights and still refittable."""
     config = loaded.create_serialization_config()
     flags = trt.SerializationFlag.__members__

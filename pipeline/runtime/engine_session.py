@@ -20,7 +20,7 @@ from pipeline.runtime.engine_buffers import (
     OutputBuffer,
     ReusableMemory,
     describe_tensor,
-    is_plain,
+    has_plain_layout,
     read_bindings,
     tensor_allocator,
     to_engine_memory,
@@ -146,7 +146,7 @@ class EngineSession:
                 that TensorRT-RTX launches as a separate graph.
         """
         if self._graph:
-            self._refuse_capture()
+            self._check_not_capturing()
         if self._in.turn is not self._own_turn:
             self._restore_context()
         plan = self._current
@@ -184,24 +184,24 @@ class EngineSession:
         plan = self.plans.get(key)
         return self._apply(plan, key, inputs, in_place=in_place) if plan is None or plan is not self._current else plan
 
-    def _is_read_in_place(self, position: int, value: torch.Tensor, memory: torch.Tensor) -> bool:
+    def _is_read_in_place(self, input_index: int, value: torch.Tensor, session_memory: torch.Tensor) -> bool:
         """Return whether an input is readable in place and its address never changed; if not, copy it from now on."""
-        name = self.inputs[position].name
-        if self._is_readable(value, memory.dtype):
+        name = self.inputs[input_index].name
+        if self._is_readable_in_place(value, session_memory.dtype):
             if value.data_ptr() == self._addresses.get(name):
                 return True
-            if position not in self._placed:
-                self._placed.add(position)
+            if input_index not in self._placed:
+                self._placed.add(input_index)
                 self._set_address(name, value)
                 return True
-        self._moving.add(position)
-        self._set_address(name, memory)
+        self._moving.add(input_index)
+        self._set_address(name, session_memory)
         return False
 
-    def _is_readable(self, value: torch.Tensor, dtype: torch.dtype) -> bool:
+    def _is_readable_in_place(self, tensor: torch.Tensor, dtype: torch.dtype) -> bool:
         """Return whether TensorRT can read a tensor in place with this dtype."""
-        aligned = value.data_ptr() % ALIGNMENT == 0
-        return aligned and value.dtype == dtype and is_plain(value) and value.device == self.device
+        aligned = tensor.data_ptr() % ALIGNMENT == 0
+        return aligned and tensor.dtype == dtype and has_plain_layout(tensor) and tensor.device == self.device
 
     def _find_binding(self, name: str) -> Binding:
         if name not in self.known:
@@ -211,7 +211,7 @@ class EngineSession:
     def _device(self, binding: Binding) -> torch.device:
         return torch.device("cpu") if binding.on_host else self.device
 
-    def _refuse_capture(self) -> None:
+    def _check_not_capturing(self) -> None:
         """Raise an error if the caller captures a CUDA graph: TensorRT-RTX launches this engine as a graph itself."""
         if torch.cuda.is_current_stream_capturing():
             raise ExecutionError(
@@ -225,10 +225,10 @@ class EngineSession:
         for name, address in self._addresses.items():
             self._in.set_address(name, address)
         for name, buffer in self.buffers.items():
-            self._in.allocate_with(name, buffer)
+            self._in.set_output_allocator(name, buffer)
         if self._current is not None:
             with collect_errors() as messages:
-                self._in.set_shapes(self._current.shapes, self._ranges, messages, force=bool(self.on_host))
+                self._in.set_shapes(self._current.shapes, self._accepted_shapes, messages, force=bool(self.on_host))
             self._in.set_memory(self.arena.memory)
         self._in.turn = self._own_turn
 
@@ -244,7 +244,7 @@ class EngineSession:
             for position, memory in current.copies:
                 if position in self._moving:
                     self._set_address(self.inputs[position].name, memory)
-            self._in.set_shapes(current.shapes, self._ranges, messages, force=bool(self.on_host))
+            self._in.set_shapes(current.shapes, self._accepted_shapes, messages, force=bool(self.on_host))
             current = plan or self._plan_outputs(current, in_place=in_place)
             for binding, result in zip(self.outputs, current.results, strict=True):
                 if result is not None:
@@ -303,7 +303,7 @@ class EngineSession:
         return evolve(plan, makers=tuple(makers), results=tuple(results))
 
     @cached_property
-    def _ranges(self) -> Mapping[str, str]:
+    def _accepted_shapes(self) -> Mapping[str, str]:
         """For each input, the shapes that the engine was built for, as text for errors."""
         ranges = self.network.profiles[self._profile].ranges if self.network.profiles else ()
         spans = {name: f", built for {list(low)} to {list(high)}" for name, low, _, high in ranges}
@@ -311,7 +311,7 @@ class EngineSession:
 
     def _bind_input(self, binding: Binding, value: torch.Tensor) -> torch.Tensor:
         """Bind an input, or else a copy that TensorRT can read. Return the bound tensor, which must stay alive."""
-        readable = self._is_readable(value, binding.dtype)
+        readable = self._is_readable_in_place(value, binding.dtype)
         if binding.name in self.held and not readable:
             raise ExecutionError(
                 f"{self.network.name} updates {binding} in place: pass a tensor that is aligned to {ALIGNMENT} bytes"
@@ -337,7 +337,7 @@ class EngineSession:
         if make is None:
             if binding.name not in self.buffers:
                 buffer = OutputBuffer(binding, self.device)
-                self._in.allocate_with(binding.name, buffer)
+                self._in.set_output_allocator(binding.name, buffer)
                 self.buffers[binding.name] = buffer
             return self.buffers[binding.name]
         held = self._in_place.get(output_index)
@@ -348,7 +348,7 @@ class EngineSession:
     def _enqueue(self, stream: torch.cuda.Stream) -> None:
         mark = LOG.position()
         for buffer in self.buffers.values():
-            buffer.begin(stream)
+            buffer.begin_run(stream)
         done = self.context.execute_async_v3(stream.cuda_stream)
         if done and self._gives_to_host:
             stream.synchronize()
@@ -357,11 +357,11 @@ class EngineSession:
                 raise ExecutionError(f"{self.network.name} cannot allocate an output: {buffer.error}") from buffer.error
         if not done:
             self._current = None
-            self._in.require(done, "to run", lambda: LOG.error_text_since(mark))
+            self._in.require_success(done, "to run", lambda: LOG.error_text_since(mark))
 
     def _finish_output(self, binding: Binding, result: torch.Tensor | OutputBuffer) -> torch.Tensor:
         if isinstance(result, OutputBuffer):
-            taken = result.take()
+            taken = result.take_output()
             if taken is None:
                 raise ExecutionError(f"{self.network.name}: TensorRT requested no memory for output {binding.name}")
             return taken.to(self.device)

@@ -29,7 +29,7 @@ DEEP: Final = 128 << 10
 
 
 @cache
-def installed() -> bool:
+def is_triton_installed() -> bool:
     """Return whether Triton is installed; torch for CUDA on Linux includes it."""
     return find_spec("triton") is not None
 
@@ -53,20 +53,20 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         kernels.one_row[(-(-n // 2),)](x, weight, last, out, n, k, **given)
     else:
         columns, terms = (64, 128) if n >= 1 << 14 else (32, 256)
-        given |= {"ROWS": ROWS, "COLUMNS": columns, "TERMS": terms, "num_warps": 4, "num_stages": _stages(x.device)}
+        given |= {"ROWS": ROWS, "COLUMNS": columns, "TERMS": terms, "num_warps": 4, "num_stages": _num_stages(x.device)}
         kernels.few_rows[(-(-n // columns),)](x, weight, last, out, rows, n, k, **given)
     return out
 
 
 @cache
-def _stages(device: torch.device) -> int:
+def _num_stages(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     properties: Any = torch.cuda.get_device_properties(device)
     return 5 if properties.shared_memory_per_block_optin >= DEEP else 2
 
 
-def attends(query: Argument, key: Argument, value: Argument, mask: Argument = None) -> bool:
+def supports_attention(query: Argument, key: Argument, value: Argument, mask: Argument = None) -> bool:
     """Return whether `attention` supports tensors of these shapes and dtypes: half precision, one query per head."""
     tensors = (query, key, value)
     return (
@@ -112,5 +112,5 @@ def attention(
     kernels.attend[(batch * heads, parts)](
         *tensors, length, heads, scale, *strides, KIND=kind, KEYS=KEYS, num_stages=2, **sizes
     )
-    kernels.join[(batch * heads, group)](sums, stats, out, **sizes)
+    kernels.combine_parts[(batch * heads, group)](sums, stats, out, **sizes)
     return out

@@ -16,7 +16,7 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.types import Leaf
-from pipeline.runtime.engine_buffers import memory_at
+from pipeline.runtime.engine_buffers import tensor_at_address
 
 try:
     from cuda.bindings import runtime
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
-def can_set_addresses() -> bool:
+def can_set_node_addresses() -> bool:
     """Return whether this installation can set the addresses of nodes in a CUDA graph."""
     return cudart is not None and hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec")
 
@@ -83,14 +83,14 @@ class CopyNode:
     def read_from(self, address: int) -> None:
         """Set the address that the node copies from in all later launches."""
         if address != self._source:
-            self._set(address, self._target)
+            self._set_addresses(address, self._target)
 
     def write_to(self, address: int) -> None:
         """Set the address that the node copies to in all later launches."""
         if address != self._target:
-            self._set(self._source, address)
+            self._set_addresses(self._source, address)
 
-    def _set(self, source: int, target: int) -> None:
+    def _set_addresses(self, source: int, target: int) -> None:
         (error,) = cudart.cudaGraphExecMemcpyNodeSetParams1D(
             self._executable, self._node, target, source, self._nbytes, self._kind
         )
@@ -128,15 +128,15 @@ class GraphInstance:
         self.reads = [None if copy is None else CopyNode(executable, copy) for copy in reads]
         self._writes = [None if copy is None else CopyNode(executable, copy) for copy in writes]
 
-    def write_to(self, addresses: Sequence[int]) -> None:
+    def write_outputs_to(self, addresses: Sequence[int]) -> None:
         """Set the addresses to which the graph's copied outputs are written."""
         for node, address in zip(self._writes, addresses, strict=True):
             if node is not None:
                 node.write_to(address)
 
-    def launch(self, stream: int) -> None:
+    def launch(self, stream_handle: int) -> None:
         """Launch the graph on a stream, without PyTorch's update of the random number generator."""
-        (error,) = cudart.cudaGraphLaunch(self._executable, stream)
+        (error,) = cudart.cudaGraphLaunch(self._executable, stream_handle)
         if error:
             check_cuda((error,))
 
@@ -159,8 +159,8 @@ class MemoryFill:
     value: int
 
     def __call__(self, device: torch.device) -> None:
-        """Do what the memset does by a PyTorch kernel on the current stream."""
-        memory = memory_at(self.address, self.count, _DTYPES[self.size], device)
+        """Fill the memory as the memset node does, but by a PyTorch kernel on the current stream."""
+        memory = tensor_at_address(self.address, self.count, _DTYPES[self.size], device)
         memory.fill_(int.from_bytes(self.value.to_bytes(4, "little")[: self.size], "little", signed=True))
 
 
@@ -211,8 +211,8 @@ def _capture_fill(fill: MemoryFill) -> object:
 
 
 def _replace_node(graph: object, node: object, kernel: object) -> None:
-    before = _neighbours(cudart.cudaGraphNodeGetDependencies, node)
-    after = _neighbours(cudart.cudaGraphNodeGetDependentNodes, node)
+    before = _adjacent_nodes(cudart.cudaGraphNodeGetDependencies, node)
+    after = _adjacent_nodes(cudart.cudaGraphNodeGetDependentNodes, node)
     (new,) = check_cuda(cudart.cudaGraphAddChildGraphNode(graph, before, len(before), kernel))
     if after:  # CUDA 12 names the form with edge data (here None) _v2
         order = getattr(cudart, "cudaGraphAddDependencies_v2", cudart.cudaGraphAddDependencies)
@@ -220,6 +220,6 @@ def _replace_node(graph: object, node: object, kernel: object) -> None:
     check_cuda(cudart.cudaGraphDestroyNode(node))
 
 
-def _neighbours(query: Any, node: Any) -> list[Leaf]:
+def _adjacent_nodes(query: Any, node: Any) -> list[Leaf]:
     *_, count = check_cuda(query(node))
     return list(check_cuda(query(node, count))[0])[:count] if count else []

@@ -17,7 +17,7 @@ import torch
 
 from pipeline.aten.types import Leaf
 from pipeline.runtime import graph_copies
-from pipeline.runtime.engine_buffers import Allocator, is_plain, tensor_allocator
+from pipeline.runtime.engine_buffers import Allocator, has_plain_layout, tensor_allocator
 from pipeline.runtime.graph_copies import CopyNode, GraphInstance, MemoryCopy, instantiate
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class GraphInput:
 
     def __call__(self, value: torch.Tensor, node: CopyNode | None) -> None:
         """Let the next launch read this input; ``node`` is the graph's copy node for the input."""
-        if node is not None and value.dtype == self.held.dtype and value.is_cuda and is_plain(value):
+        if node is not None and value.dtype == self.held.dtype and value.is_cuda and has_plain_layout(value):
             node.read_from(value.data_ptr())
             return
         self.example.copy_(value.detach())
@@ -62,28 +62,28 @@ class GraphOutput:
         if has_copy:
             self.example.copy_(value)
 
-    def maker(self) -> Allocator:
+    def allocator(self) -> Allocator:
         """Release ``example``; return a function that allocates tensors of the same shape and dtype."""
         like, self.example = self.example, self.value
         return tensor_allocator(tuple(like.shape), like.dtype, like.device, like.stride())
 
 
 def input_and_output_copies(
-    graph: torch.cuda.CUDAGraph, feeds: Sequence[GraphInput], takes: Sequence[GraphOutput]
+    graph: torch.cuda.CUDAGraph, inputs: Sequence[GraphInput], outputs: Sequence[GraphOutput]
 ) -> tuple[list[MemoryCopy | None], list[MemoryCopy | None]]:
     """Return the graph's copy nodes of inputs and of outputs, with None for each value that the graph does not copy."""
     known = graph_copies.copies_by_addresses(graph)
-    reads = [known.get((feed.example.data_ptr(), feed.held.data_ptr())) for feed in feeds]
-    return reads, [known.get((take.value.data_ptr(), take.example.data_ptr())) for take in takes]
+    reads = [known.get((feed.example.data_ptr(), feed.held.data_ptr())) for feed in inputs]
+    return reads, [known.get((take.value.data_ptr(), take.example.data_ptr())) for take in outputs]
 
 
 def make_instance(
-    graph: torch.cuda.CUDAGraph, feeds: Sequence[GraphInput], takes: Sequence[GraphOutput]
+    graph: torch.cuda.CUDAGraph, inputs: Sequence[GraphInput], outputs: Sequence[GraphOutput]
 ) -> GraphInstance:
     """Return PyTorch's instance of a graph. The instance keeps the copied outputs alive. Other outputs are in the
     caller's memory, which must be unused when the next launch writes to it."""
-    kept = [take.value for take in takes if take.value is not take.example]
-    return GraphInstance(graph, *input_and_output_copies(graph, feeds, takes), keep_alive=kept)
+    kept = [take.value for take in outputs if take.value is not take.example]
+    return GraphInstance(graph, *input_and_output_copies(graph, inputs, outputs), keep_alive=kept)
 
 
 Recapture: TypeAlias = Callable[[Sequence[Leaf], Sequence[torch.Tensor | None]], GraphInstance]
@@ -98,34 +98,34 @@ class Replayer:
 
     Args:
         graph: the captured graph, created with ``keep_graph=True`` if addresses of its copies can be set.
-        feeds: the inputs that the graph copies. takes: its outputs.
-        random: whether the graph may generate random numbers; only replays by PyTorch make new ones.
+        inputs: the inputs that the graph copies. outputs: its outputs.
+        random: whether the graph may generate random numbers, so that PyTorch must replay it to get new ones.
         recapture: returns a function that captures the call again, with outputs written directly to given memory.
     """
 
     def __init__(
         self,
         graph: torch.cuda.CUDAGraph,
-        feeds: Sequence[GraphInput],
-        takes: Sequence[GraphOutput],
+        inputs: Sequence[GraphInput],
+        outputs: Sequence[GraphOutput],
         *,
         random: bool,
         recapture: Callable[[], Recapture | None] | None = None,
     ) -> None:
-        self.graph, self.feeds, self.takes, self.random = graph, feeds, takes, random
+        self.graph, self.inputs, self.outputs, self.random = graph, inputs, outputs, random
         self._reads: list[MemoryCopy | None] = []
-        self._writes: list[MemoryCopy | None] = [None] * len(takes)
+        self._writes: list[MemoryCopy | None] = [None] * len(outputs)
         self._own: GraphInstance | None = None
         self._instances: dict[tuple[int, ...], GraphInstance] = {}
         self._once = deque[tuple[int, ...]](maxlen=2 * CAPTURED)
         self._credit: float = CAPTURED * PATIENCE
         self._next: NextLaunch | None = None
-        self._ahead = sum(take.value.nbytes for take in takes) <= AHEAD
-        if graph_copies.can_set_addresses():
+        self._ahead = sum(take.value.nbytes for take in outputs) <= AHEAD
+        if graph_copies.can_set_node_addresses():
             instantiate(graph)
-            self._reads, self._writes = input_and_output_copies(graph, feeds, takes)
+            self._reads, self._writes = input_and_output_copies(graph, inputs, outputs)
             self._own = GraphInstance(graph, self._reads, self._writes)
-        self._makers = [None if c is None else take.maker() for c, take in zip(self._writes, takes, strict=True)]
+        self._makers = [None if c is None else out.allocator() for c, out in zip(self._writes, outputs, strict=True)]
         self.complete = None not in self._writes
         """Whether the graph copies every output."""
         self._again = recapture if self.complete else None
@@ -134,17 +134,17 @@ class Replayer:
         """Launch on the current stream, whose handle is ``stream``. Return each output that the graph copies out; None
         for an output that stays in graph memory."""
         if self._own is None:
-            for feed in self.feeds:
+            for feed in self.inputs:
                 feed(leaves[feed.input_index], None)
             self.graph.replay()
-            return (None,) * len(self.takes)
+            return (None,) * len(self.outputs)
         self._credit += 1
         now = self._next
         if now is None or now[2] != stream:
             now = self._next_launch(self._own, leaves, stream)
         instance, outputs, _ = now
-        if self.feeds:
-            for feed, node in zip(self.feeds, instance.reads, strict=True):
+        if self.inputs:
+            for feed, node in zip(self.inputs, instance.reads, strict=True):
                 feed(leaves[feed.input_index], node)
         if self.random:
             self.graph.replay()
@@ -164,7 +164,7 @@ class Replayer:
         found = self._instances.get(addresses)
         if found is None:
             found = self._other_instance(base, leaves, outputs, addresses)
-            found.write_to(addresses)
+            found.write_outputs_to(addresses)
         return found, outputs, stream
 
     def _other_instance(
@@ -174,12 +174,12 @@ class Replayer:
         outputs: Sequence[torch.Tensor | None],
         addresses: tuple[int, ...],
     ) -> GraphInstance:
-        """Return an instance for new addresses: captured for them, newly created, the oldest, or the graph's own."""
+        """Return an instance that can write to new addresses: a new capture or instance, the oldest, or ``base``."""
         again = self._again() if self._again is not None else None
         if again is not None and self._credit >= PATIENCE and addresses in self._once:
             self._credit -= PATIENCE
             try:
-                return self._store(again(leaves, outputs), addresses, CAPTURED)
+                return self._remember(again(leaves, outputs), addresses, CAPTURED)
             except Exception as error:
                 log.warning("capturing a CUDA graph for reused memory failed, so calls copy their outputs: %s", error)
                 self._credit = -math.inf  # captured instances stay valid for their addresses; no more are captured
@@ -187,12 +187,12 @@ class Replayer:
         if self.random or self._again is not None:
             return base
         if len(self._instances) >= INSTANCES:
-            return self._store(self._instances[next(iter(self._instances))], addresses)
+            return self._remember(self._instances[next(iter(self._instances))], addresses)
         first = base not in self._instances.values()
         found = base if first else GraphInstance(self.graph, self._reads, self._writes, another=True)
-        return self._store(found, addresses)
+        return self._remember(found, addresses)
 
-    def _store(self, instance: GraphInstance, addresses: tuple[int, ...], limit: int = INSTANCES) -> GraphInstance:
+    def _remember(self, instance: GraphInstance, addresses: tuple[int, ...], limit: int = INSTANCES) -> GraphInstance:
         while len(self._instances) >= limit:
             self._instances.pop(next(iter(self._instances)))
         self._instances[addresses] = instance

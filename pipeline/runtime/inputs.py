@@ -159,7 +159,7 @@ def _format_value(value: object) -> str:
 def bind_symbols(program: Program, inputs: Sequence[Leaf]) -> dict[str, int]:
     """Return each symbol's value as given by the inputs' sizes; check every size against its range and expression.
 
-    It takes about 2 µs for each dim and each relation; the result depends only on ranks, sizes and Python ints.
+    The check takes about 2 µs for each dim and each relation; it reads only the shapes of tensors, and Python ints.
 
     Raises:
         ShapeError: a size is outside its range, does not match another input's size, or breaks a relation.
@@ -168,12 +168,12 @@ def bind_symbols(program: Program, inputs: Sequence[Leaf]) -> dict[str, int]:
     symbols = sizes.symbols
     for port, value in zip(program.inputs, inputs, strict=True):
         if port.kind == "symint":
-            sizes.bind(port, None, port.value, value)
+            sizes.bind_size(port, None, port.value, value)
         elif port.kind == "tensor":
             if value.dim() != len(port.shape):
                 raise ShapeError(port.name, None, value.dim(), (len(port.shape), len(port.shape)))
             for dim, (expr, size) in enumerate(zip(port.shape, value.shape, strict=True)):
-                sizes.bind(port, dim, expr, size)
+                sizes.bind_size(port, dim, expr, size)
     sizes.solve_all()
     for relation in program.shapes.relations:
         if relation.symbols <= symbols.keys() and not relation.holds(symbols):
@@ -234,7 +234,7 @@ class _SymbolValues:
         self.found: dict[str, str] = {}
         self.later: list[tuple[Port, int | None, sympy.Expr, int]] = []
 
-    def bind(self, port: Port, dim: int | None, expr: sympy.Expr, size: int) -> None:
+    def bind_size(self, port: Port, dim: int | None, expr: sympy.Expr, size: int) -> None:
         """Check that a size is in its range; if its expression is a symbol, store the symbol's value."""
         allowed = port.ranges[dim or 0]
         if not allowed.min <= size <= allowed.max:
@@ -246,21 +246,21 @@ class _SymbolValues:
         elif self.symbols.setdefault(expr.name, size) != size:
             raise ShapeError(port.name, dim, size, (self.symbols[expr.name],) * 2, f"the {self.found[expr.name]}")
         else:
-            self.found.setdefault(expr.name, _dimension_name(port, dim))
+            self.found.setdefault(expr.name, _describe_size(port, dim))
 
     def solve_all(self) -> None:
         """Check or solve all expressions of sizes, always the one with the fewest unknown symbols first."""
         while self.later:
-            row = min(self.later, key=lambda row: len(self._unknown(row[2])))
+            row = min(self.later, key=lambda row: len(self._unknown_symbols(row[2])))
             self.later.remove(row)
-            self._solve(*row)
+            self._check_or_solve(*row)
 
-    def _unknown(self, expr: sympy.Expr) -> list[str]:
+    def _unknown_symbols(self, expr: sympy.Expr) -> list[str]:
         return [s.name for s in expr.free_symbols if s.name not in self.symbols]
 
-    def _solve(self, port: Port, dim: int | None, expr: sympy.Expr, size: int) -> None:
+    def _check_or_solve(self, port: Port, dim: int | None, expr: sympy.Expr, size: int) -> None:
         """Check a size's expression (``2*s``) if its symbols are known, else solve it for the unknown symbol."""
-        unknown = self._unknown(expr)
+        unknown = self._unknown_symbols(expr)
         if not unknown:
             wanted = evaluate_size(expr, self.symbols)
             if wanted != size:
@@ -272,10 +272,10 @@ class _SymbolValues:
             allowed = port.ranges[dim or 0]
             raise ShapeError(port.name, dim, size, (allowed.min, allowed.max), f"sizes of the form {expr}")
         self.symbols[unknown[0]] = value
-        self.found[unknown[0]] = _dimension_name(port, dim)
+        self.found[unknown[0]] = _describe_size(port, dim)
 
 
-def _dimension_name(port: Port, dim: int | None) -> str:
+def _describe_size(port: Port, dim: int | None) -> str:
     return f"value of input {port.name}" if dim is None else f"size of input {port.name} in dimension {dim}"
 
 

@@ -11,24 +11,24 @@ from pipeline.aten.types import Leaf
 from pipeline.program import Program
 
 
-def written_inputs(program: Program) -> tuple[int, ...]:
+def mutated_input_indices(program: Program) -> tuple[int, ...]:
     """Return the indices of the inputs that a program mutates."""
     targets = {output.target for output in program.outputs if output.kind == "input"}
     return tuple(i for i, port in enumerate(program.inputs) if port.name in targets)
 
 
-def find_overlap(written: Iterable[int], inputs: Sequence[Leaf]) -> tuple[int, int] | None:
+def find_overlap(mutated: Iterable[int], inputs: Sequence[Leaf]) -> tuple[int, int] | None:
     """Return the indices of a mutated input and of an input that shares its memory (itself if expanded); or None."""
-    for i in written:
+    for i in mutated:
         for j, other in enumerate(inputs):
             if isinstance(other, torch.Tensor) and (overlaps(inputs[i], other) if i != j else _shares_elements(other)):
                 return i, j
     return None
 
 
-def check_no_overlap(program: Program, written: Iterable[int], inputs: Sequence[object]) -> None:
+def check_no_overlap(program: Program, mutated: Iterable[int], inputs: Sequence[object]) -> None:
     """Raise a `ValueError` if a mutated input shares memory with another input, or if elements of it share memory."""
-    found = find_overlap(written, inputs)
+    found = find_overlap(mutated, inputs)
     if found is None:
         return
     one, other = (program.inputs[i].name for i in found)
@@ -52,25 +52,25 @@ def overlaps(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr() or not (one.numel() and other.numel()):
         return False
     least, most = Counter[int](), Counter[int]()
-    for step, count in _steps(one):
+    for step, count in _byte_strides(one):
         most[step] += count
-    for step, count in _steps(other):
+    for step, count in _byte_strides(other):
         least[step] -= count
     terms = [(step, least[step], most[step]) for step in sorted({*least, *most}, reverse=True)]
-    return _can_reach(other.data_ptr() - one.data_ptr(), terms)
+    return _is_sum_of_strides(other.data_ptr() - one.data_ptr(), terms)
 
 
-def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
+def _byte_strides(tensor: torch.Tensor) -> list[tuple[int, int]]:
     """Return the byte strides between elements of a tensor, each with the maximum number of times to add it."""
     dims = [(stride * tensor.itemsize, size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
     return [*(row for row in dims if row[0]), (1, tensor.itemsize - 1)]
 
 
-def _can_reach(distance: int, terms: Sequence[tuple[int, int, int]]) -> bool:
+def _is_sum_of_strides(distance: int, terms: Sequence[tuple[int, int, int]]) -> bool:
     """Return whether a distance is a sum of strides. terms: (stride, least count, greatest count), longest first."""
     if not terms:
         return distance == 0
     (step, low, high), *rest = terms
     least, most = sum(s * a for s, a, _ in rest), sum(s * b for s, _, b in rest)
     first, last = max(low, -((most - distance) // step)), min(high, (distance - least) // step)
-    return any(_can_reach(distance - i * step, rest) for i in range(first, last + 1))
+    return any(_is_sum_of_strides(distance - i * step, rest) for i in range(first, last + 1))

@@ -26,14 +26,14 @@ from pipeline.runtime.engine_buffers import ALIGNMENT
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LoadedEngine
 from pipeline.runtime.inputs import ConstantInputs, bind_symbols, child_specs, find_profile, flatten_inputs
-from pipeline.runtime.memory_overlap import check_no_overlap, written_inputs
-from pipeline.runtime.opened_file import FileWeights, check_files, raise_failure, source_file
-from pipeline.runtime.program_engines import compile_kernels, engine_group, load_engine, network_weights
+from pipeline.runtime.memory_overlap import check_no_overlap, mutated_input_indices
+from pipeline.runtime.opened_file import FileWeights, check_files, raise_call_error, source_file_name
+from pipeline.runtime.program_engines import compile_kernels, load_engine, network_weights, process_group_of
 from pipeline.runtime.ranks import Ranks
 from pipeline.runtime.reference import ReferenceEngine
 from pipeline.runtime.replay_fast_path import FastReplay
 from pipeline.runtime.snapshot import Snapshot, Unchanged, without_parameters
-from pipeline.runtime.state import InitialValue, attach_buffer, buffer_views, find_buffer, make_guard
+from pipeline.runtime.state import InitialValue, attach_buffer, buffer_views, find_buffer, make_position_guard
 from pipeline.runtime.torch_segment import torch_segment
 from pipeline.runtime.worker import Pool, SegmentExecutor
 from pipeline.settings import CompilationSettings
@@ -61,7 +61,7 @@ class ProgramModule(CompiledModule):
         settings: CompilationSettings | None = None,
         shared: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Load a program. ``shared``: constants by recipe, for all modules of a model with equal settings."""
+        """Load a program. ``shared``: constants by recipe; modules of one model with equal settings share this dict."""
         super().__init__()
         self.compiled, self.settings = without_parameters(compiled), settings or compiled.settings
         self.executor: Executor = executor or _default_executor(compiled.engines)
@@ -71,15 +71,15 @@ class ProgramModule(CompiledModule):
         on_gpu = self.executor == "tensorrt"
         self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self.program: Program = self.compiled.program
-        parameters = Snapshot(compiled.program)
-        self._initial = {name: InitialValue.from_tensor(parameters[name]) for name in self.program.buffers.values()}
+        weights = Snapshot(compiled.program)
+        self._initial = {name: InitialValue.from_tensor(weights[name]) for name in self.program.buffers.values()}
         self._attach_state()
-        self._layout = LayoutBuilder(self.program, compiled.partitioned.segments).layout()
+        self._layout = LayoutBuilder(self.program, compiled.partitioned.segments).build()
         unchanged = Unchanged(compiled.program)
         copied = self.settings.copy_weights or isinstance(compiled.program.parameters, FileWeights)
         weight = partial(_load_weight, unchanged, self.device)
         shared = {} if shared is None else shared
-        constant = partial(_shared_constant, shared, partial(weight, copied), self.program.constants)
+        constant = partial(_get_or_make_constant, shared, partial(weight, copied), self.program.constants)
         self._weights = {slot: constant(name) for slot, name in self._layout.weights.items()}
         returned = {o.value for o in self.program.outputs if not o.constant and o.value in self.program.constants}
         own = {self._layout.slots[name]: weight(True, self.program.constants[name]) for name in returned}
@@ -87,53 +87,53 @@ class ProgramModule(CompiledModule):
         folder = self.settings.runtime_cache
         self._kernels = RuntimeCache.open(compiled.networks, folder, compiled.kernels) if on_gpu else None
         loaded: dict[str, LoadedEngine] = {}
-        self._parts = [self._runner(compiled, s, parameters, constant, loaded) for s in compiled.partitioned.segments]
+        self._parts = [self._make_runner(compiled, s, weights, constant, loaded) for s in compiled.partitioned.segments]
         compile_kernels(self._parts, self._kernels)
         # `make` must not reference this module: a cycle would keep GPU memory until the garbage collector runs.
         make = partial(_make_worker, self._layout, self._parts, self.device, self.executor, self.settings)
         self._workers: Pool[Worker] = Pool(make, self.settings.execution_contexts)
         self._workers.give(self._workers.take())  # fail now rather than at the first call
         check_files(compiled.program.parameters)  # again: the weights were read meanwhile
-        self._written, self._same = written_inputs(self.program), ConstantInputs(self.program)
-        self._file = source_file(compiled.program.parameters)
+        self._written, self._same = mutated_input_indices(self.program), ConstantInputs(self.program)
+        self._file = source_file_name(compiled.program.parameters)
         self._bound = CallLimit.from_file(compiled.program.parameters, compiled.program, once=on_gpu)
-        self._names = _names_if_flat(self.program.in_spec)
+        self._names = _input_names_if_flat(self.program.in_spec)
         self._rebuild_outputs = _output_rebuilder(self.program.out_spec)
 
-    def _runner(
+    def _make_runner(
         self,
         compiled: Compiled,
         segment: Segment,
         parameters: Mapping[str, torch.Tensor],
-        constant: Callable[[str], torch.Tensor],
-        loaded: dict[str, LoadedEngine],
-    ) -> Leaf:
+        get_constant: Callable[[str], torch.Tensor],
+        loaded_by_digest: dict[str, LoadedEngine],
+    ) -> SegmentRunner | LoadedEngine:
         """Return what runs a segment in all workers: a function, or an engine for which each worker creates a context.
-        ``loaded``: the engines loaded so far, by digest; segments with equal plans share an engine."""
+        ``loaded_by_digest``: the engines loaded so far, by digest; segments with equal plans share an engine."""
         if segment.kind == "torch":
             on_gpu = self.executor == "tensorrt"
             mode = self.settings.torch_compile if on_gpu else None
             in_graph = on_gpu and (self.settings.cuda_graphs or compiled.settings.cuda_graphs)
-            return torch_segment(self.program, segment, constant, self.device, mode, in_graph=in_graph)
+            return torch_segment(self.program, segment, get_constant, self.device, mode, in_cuda_graph=in_graph)
         index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
         if self.executor == "reference":
             return _reference_runner(compiled, index, parameters)
         engine = compiled.engines[index]
-        if engine.digest in loaded and not engine.stripped:
-            return loaded[engine.digest].for_network(engine, compiled.networks[index])
+        if engine.digest in loaded_by_digest and not engine.stripped:
+            return loaded_by_digest[engine.digest].for_network(engine, compiled.networks[index])
         loaded_now = load_engine(compiled, index, self.settings, self._kernels, parameters)
-        return loaded.setdefault(engine.digest, loaded_now) if engine.digest else loaded_now
+        return loaded_by_digest.setdefault(engine.digest, loaded_now) if engine.digest else loaded_now
 
     def _attach_state(self) -> None:
         """Create buffers with their initial values, and drop plans that contain older buffers."""
         for name, initial in self._initial.items():
             attach_buffer(self, name, initial.new_tensor(self.device))
-        self._guard = make_guard(self.program, self)
+        self._guard = make_position_guard(self.program, self)
         self._plans: dict[object, CallPlan] = {}
         self._fast_replay: FastReplay | None = None
         self._ranks = Ranks.for_program(self.program)
         if self._ranks is not None:
-            self._ranks.attach(self, on_gpu=self.executor == "tensorrt")
+            self._ranks.attach_to(self, on_gpu=self.executor == "tensorrt")
 
     def reset(self) -> None:
         with torch.no_grad():
@@ -180,7 +180,7 @@ class ProgramModule(CompiledModule):
                 self._fast_replay = FastReplay.for_last_call(self._names, plan, leaves, worker)
             return results
         except Exception as error:
-            raise_failure(self._file, error, error if self._ranks is None else self._ranks.add_rank(error))
+            raise_call_error(self._file, error, error if self._ranks is None else self._ranks.add_rank_to_error(error))
         finally:
             self._workers.give(worker)
 
@@ -227,7 +227,7 @@ class ProgramModule(CompiledModule):
         try:
             return self._compute_plan(inputs)
         except Exception as error:
-            raise_failure(self._file, error, error)
+            raise_call_error(self._file, error, error)
 
     def _compute_plan(self, inputs: Sequence[Leaf]) -> CallPlan:
         if self._ranks is not None:
@@ -235,7 +235,7 @@ class ProgramModule(CompiledModule):
         symbols, layout = bind_symbols(self.program, inputs), self._layout
         home = self._output_device(inputs)
         template: list[Leaf] = [None] * len(layout.slots)
-        for slot, value in {**layout.constants, **self._weights, **self._constants_on(home)}.items():
+        for slot, value in {**layout.constants, **self._weights, **self._output_constants_on(home)}.items():
             template[slot] = value
         for slot, expr in layout.sizes.items():
             template[slot] = evaluate_number(expr, symbols)
@@ -259,7 +259,7 @@ class ProgramModule(CompiledModule):
             return torch.device("cpu") if self._layout.on_cpu else self.device
         return next((device for device in devices if device.type != "cpu"), devices[0])
 
-    def _constants_on(self, device: torch.device) -> Mapping[int, torch.Tensor]:
+    def _output_constants_on(self, device: torch.device) -> Mapping[int, torch.Tensor]:
         """Return the outputs that are constants, by slot, on the device of outputs; all calls return the same ones."""
         if device not in self._constants:
             own = self._constants[self.device]
@@ -278,20 +278,18 @@ class ProgramModule(CompiledModule):
         """
         there = fn(torch.empty(0, device=self.device))
         if (there.dtype, there.device) != (torch.float32, self.device):
-            asked = (
-                f"device {there.device}" if there.dtype == torch.float32 else str(there.dtype).removeprefix("torch.")
-            )
+            new = f"device {there.device}" if there.dtype == torch.float32 else str(there.dtype).removeprefix("torch.")
             hint = "compile the model in that dtype (model.half()), or make a module there: compiled.module(executor=…)"
-            raise ExecutionError(f"a compiled module cannot change its dtypes or device ({self.device}): {asked}", hint)
+            raise ExecutionError(f"a compiled module cannot change its dtypes or device ({self.device}) to {new}", hint)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._guard = make_guard(self.program, self)
+        self._guard = make_position_guard(self.program, self)
         self._plans.clear()
         self._fast_replay = None
         self._workers.clear()
         return self
 
 
-def _shared_constant(
+def _get_or_make_constant(
     shared: dict[str, torch.Tensor], make: Callable[[Recipe], torch.Tensor], recipes: Mapping[str, Recipe], name: str
 ) -> torch.Tensor:
     """Return a constant of a program; constants with equal recipes are the same tensor."""
@@ -312,7 +310,7 @@ def _plan_key(leaves: Sequence[object]) -> object:
     return tuple([(v.shape, v.dtype, v.device, v.layout) if isinstance(v, known) else (type(v), v) for v in leaves])
 
 
-def _names_if_flat(spec: object) -> tuple[int, tuple[str, ...]] | None:
+def _input_names_if_flat(spec: object) -> tuple[int, tuple[str, ...]] | None:
     """Return the number of positional inputs and the names of keyword inputs; None if an input is a container."""
     positional, named = child_specs(spec)
     if any(c.num_leaves != 1 or c.num_children for c in (*child_specs(positional), *child_specs(named))):
@@ -351,7 +349,7 @@ def _make_worker(
 
 def _reference_runner(compiled: Compiled, index: int, parameters: Mapping[str, torch.Tensor]) -> SegmentRunner:
     network = compiled.networks[index]
-    engine = ReferenceEngine(network, network_weights(compiled, network, parameters), engine_group(compiled, index))
+    engine = ReferenceEngine(network, network_weights(compiled, network, parameters), process_group_of(compiled, index))
 
     def run(inputs: list[Leaf], options: RunOptions = ON_CPU) -> Sequence[torch.Tensor]:
         return engine([torch.as_tensor(v) for v in inputs])

@@ -44,7 +44,7 @@ class InPlace:
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> InPlace:
         """Apply ``.to`` or ``.cuda`` as `ProgramModule` does: a change of dtype or device is an error."""
         self.runner._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        _share_state(self, self.runner)  # type: ignore[arg-type]
+        _register_updated_buffers(self, self.runner)  # type: ignore[arg-type]
         return self
 
     def __reduce__(self) -> Leaf:
@@ -68,17 +68,17 @@ def in_place_of(model: M, runner: CompiledModule) -> M:
 
     forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
     own = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    replacement = _hollow(model, runner.device, {})
+    replacement = _copy_without_weights(model, runner.device, {})
     replacement.__class__ = type(f"Compiled{kind.__name__}", (InPlace, kind), own)
     for name in HOOKS:  # the module's hooks are captured in the program
         replacement.__dict__[name] = OrderedDict()
     replacement.__dict__.pop("forward", None)
     replacement.__dict__["runner"] = runner
-    _share_state(replacement, runner)
+    _register_updated_buffers(replacement, runner)
     return replacement.eval()
 
 
-class Fixed(dict[str, Leaf]):
+class ReadOnlyDict(dict[str, Leaf]):
     """A dict of a module's submodules or parameters that refuses assignment, which would have no effect on engines."""
 
     def __setitem__(self, name: str, value: object) -> None:
@@ -89,29 +89,31 @@ class Fixed(dict[str, Leaf]):
         raise ExecutionError(f"removing {name} would have no effect: {WEIGHTS}", HINT)
 
 
-def _share_state(replacement: torch.nn.Module, runner: CompiledModule) -> None:
+def _register_updated_buffers(replacement: torch.nn.Module, runner: CompiledModule) -> None:
     """Register the buffers that the compiled program updates on the replacement of the model."""
     for name in runner.program.buffers.values():
         attach_buffer(replacement, name, find_buffer(runner, name))
 
 
-def _hollow(module: M, device: torch.device, copies: dict[int, Leaf]) -> M:
-    """Copy a module and its submodules to a device without weights; a call of a submodule that had weights raises."""
+def _copy_without_weights(module: M, device: torch.device, copies: dict[int, Leaf]) -> M:
+    """Copy a module and its submodules to a device, without weights; submodules that had weights refuse calls."""
     if id(module) in copies:
         return copies[id(module)]  # type: ignore[no-any-return]
     copied = copies[id(module)] = module.__class__.__new__(module.__class__)
     copied.__dict__.update(module.__dict__)
     parameters, buffers, modules = (copied.__dict__[name] for name in ("_parameters", "_buffers", "_modules"))
-    stand_ins = {n: p if p is None else _stand_in(p, device, copies) for n, p in parameters.items()}
-    copied.__dict__["_parameters"] = Fixed(stand_ins)
+    stand_ins = {n: p if p is None else _placeholder(p, device, copies) for n, p in parameters.items()}
+    copied.__dict__["_parameters"] = ReadOnlyDict(stand_ins)
     copied.__dict__["_buffers"] = {n: b if b is None or b.is_meta else b.to(device) for n, b in buffers.items()}
-    copied.__dict__["_modules"] = Fixed({n: m if m is None else _hollow(m, device, copies) for n, m in modules.items()})
+    copied.__dict__["_modules"] = ReadOnlyDict(
+        {n: m if m is None else _copy_without_weights(m, device, copies) for n, m in modules.items()}
+    )
     if next(module.parameters(), None) is not None:
-        copied.__dict__["_forward_pre_hooks"] = OrderedDict({0: _refuse})
+        copied.__dict__["_forward_pre_hooks"] = OrderedDict({0: _refuse_call})
     return copied
 
 
-def _stand_in(parameter: torch.nn.Parameter, device: torch.device, copies: dict[int, Leaf]) -> torch.nn.Parameter:
+def _placeholder(parameter: torch.nn.Parameter, device: torch.device, copies: dict[int, Leaf]) -> torch.nn.Parameter:
     """Return a parameter of the same shape and dtype, filled with NaN or the integer 0, that uses almost no memory."""
     if id(parameter) not in copies:
         floats = parameter.is_floating_point() or parameter.is_complex()
@@ -120,7 +122,7 @@ def _stand_in(parameter: torch.nn.Parameter, device: torch.device, copies: dict[
     return copies[id(parameter)]  # type: ignore[no-any-return]
 
 
-def _refuse(module: torch.nn.Module, _: object) -> None:
+def _refuse_call(module: torch.nn.Module, _: object) -> None:
     name = type(module).__name__
     hint = f"call the compiled module; to run {name} alone, compile it, or call the original model"
     raise ExecutionError(f"{name} of a compiled model has no weights: {WEIGHTS}", hint)

@@ -23,11 +23,11 @@ class OpenedFile:
     def __init__(self, file: BinaryIO, name: str, verify: Callable[[], bool]) -> None:
         self.file, self.name, self.verify = file, name, verify
         self.lock = threading.Lock()
-        self.state = self._state()
+        self.state = self._size_and_time()
 
     def check(self) -> None:
         """Raise an error if the file's bytes have changed since it was loaded."""
-        if (found := self._state()) == self.state:
+        if (found := self._size_and_time()) == self.state:
             return
         with self.lock:
             if found[0] == self.state[0] and self.verify():
@@ -38,7 +38,7 @@ class OpenedFile:
             "load it again; write new files under another name and rename them into place (os.replace, mv)",
         )
 
-    def _state(self) -> tuple[int, int]:
+    def _size_and_time(self) -> tuple[int, int]:
         found = os.fstat(self.file.fileno())
         return found.st_size, found.st_mtime_ns
 
@@ -49,7 +49,7 @@ def check_files(parameters: object) -> None:
         file.check()
 
 
-def source_file(parameters: object) -> str:
+def source_file_name(parameters: object) -> str:
     """Return the name of the file that a program's parameters were loaded from; empty if they are not from a file."""
     return parameters.files[0].name if isinstance(parameters, FileWeights) and parameters.files else ""
 
@@ -59,21 +59,21 @@ def stated_call_bytes(parameters: object) -> int:
     return parameters.call_bytes if isinstance(parameters, FileWeights) else 0
 
 
-def raise_failure(file: str, error: Exception, other: Exception) -> NoReturn:
-    """Raise the error of a failed call, in its ``except`` clause. For a program from a file, the error names the file
-    and the node. ``other`` is raised instead if memory ran out, for errors of this package, and for a program without a
-    file. No frame refers to the error afterwards, so that the call's tensors are freed."""
-    failed = other
-    if file and not isinstance(other, (PipelineError, MemoryError, torch.OutOfMemoryError)):
-        where = "".join(f", {note}" for note in getattr(other, "__notes__", ()))
+def raise_call_error(file_name: str, error: Exception, reported: Exception) -> NoReturn:
+    """Raise the error of a failed call, in its ``except`` clause: ``reported``, or for a program from a file an error
+    that names the file and the node (not if memory ran out, or for errors of this package). No frame refers to the
+    errors afterwards, so that the call's tensors are freed."""
+    failed = reported
+    if file_name and not isinstance(reported, (PipelineError, MemoryError, torch.OutOfMemoryError)):
+        where = "".join(f", {note}" for note in getattr(reported, "__notes__", ()))
         hint = "call it with inputs like those it was compiled for; or its file may have been changed: save it again"
-        failed = ExecutionError(f"{file}{where}: {error_text(other)}", hint)
+        failed = ExecutionError(f"{file_name} failed in a call{where}: {error_text(reported)}", hint)
     try:
         if failed is not error:
             raise failed from error
         raise
     finally:
-        del failed, error, other
+        del failed, error, reported
 
 
 class FileWeights(FrozenDict[str, Leaf]):

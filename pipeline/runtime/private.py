@@ -14,7 +14,7 @@ MODE: Final = 0o600
 """The file permissions of cache files: only the owner reads and writes."""
 
 
-def open_private(path: Path) -> BinaryIO:
+def open_private_file(path: Path) -> BinaryIO:
     """Open a cache file for reading, and update its modification time.
 
     Raises:
@@ -22,7 +22,7 @@ def open_private(path: Path) -> BinaryIO:
         OSError: the file or its folder belongs to another user, is writable by others, or is a link or not a regular
             file; the message says what to do.
     """
-    check_private(path.parent)
+    check_private_folder(path.parent)
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         descriptor = os.open(path, flags)  # without blocking on a pipe in its place
@@ -35,7 +35,7 @@ def open_private(path: Path) -> BinaryIO:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(f"{path} is not a regular file: delete it")
-        _check_file(found, path)
+        _check_cache_file(found, path)
         os.utime(descriptor if os.utime in os.supports_fd else path)
     except OSError as error:
         if not isinstance(error, PermissionError) and error.errno != errno.EROFS:  # in a read-only folder
@@ -44,26 +44,26 @@ def open_private(path: Path) -> BinaryIO:
     return file
 
 
-def make_private(folder: Path) -> None:
+def make_private_folder(folder: Path) -> None:
     """Create a cache folder if it is missing; raise an `OSError` if other users own it or can write to it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_private(folder)
+    check_private_folder(folder)
 
 
-def check_private(folder: Path) -> None:
+def check_private_folder(folder: Path) -> None:
     """Raise an `OSError` if a folder belongs to another user, or others can write to it."""
     named = folder.lstat()
     if stat.S_ISLNK(named.st_mode):
         _check_owner(named, folder)
-    _check_file(folder.stat(), folder)
+    _check_cache_file(folder.stat(), folder)
 
 
-def _check_file(file_stat: os.stat_result, path: Path) -> None:
+def _check_cache_file(file_stat: os.stat_result, path: Path) -> None:
     _check_owner(file_stat, path)
     if hasattr(os, "geteuid") and file_stat.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(file_stat.st_mode)
         raise OSError(
-            f"other users can write code that would run here to {path} (mode {mode:o}): run chmod go-w {path}"
+            f"other users can write to {path} (mode {mode:o}), whose code would run here: run chmod go-w {path}"
         )
 
 

@@ -23,7 +23,7 @@ from pipeline.runtime.engine_cache import RuntimeCache, machine_key
 from pipeline.runtime.engine_load import LoadedEngine, UnloadableError, collect_errors, is_for_this_gpu
 from pipeline.runtime.engine_refit import supply_weights
 from pipeline.runtime.opened_file import FileWeights
-from pipeline.runtime.snapshot import Snapshot, find_present
+from pipeline.runtime.snapshot import Snapshot, stored_value
 from pipeline.settings import CompilationSettings
 from pipeline.trt import has_gpu, trt
 
@@ -43,7 +43,7 @@ class LoadResults:
     kernels: Kernels = NO_KERNELS
 
 
-def load_engines(compiled: Compiled, *, keep: bool) -> LoadResults | None:
+def try_loading_engines(compiled: Compiled, *, keep: bool) -> LoadResults | None:
     """Test whether each engine loads on the current GPU: load it with an execution context, and free it again.
 
     Args:
@@ -76,7 +76,7 @@ def compile_kernels(engines: Iterable[object], cache: RuntimeCache | None) -> No
     """Let TensorRT-RTX compile the kernels of several engines concurrently, if the cache has no kernels. Contexts
     created later find these kernels. If this fails for an engine, the error is raised when its context is created."""
     found = list({id(each.cuda_engine): each for each in engines if isinstance(each, LoadedEngine)}.values())
-    if cache is None or not cache.is_new or len(found) < 2:
+    if cache is None or not cache.started_empty or len(found) < 2:
         return
     device = torch.cuda.current_device()
 
@@ -94,15 +94,15 @@ def compiled_kernels(compiled: Compiled) -> Kernels:
     if compiled.kernels or not compiled.engines or not has_gpu() or compiled.settings.runtime_cache is False:
         return compiled.kernels
     cache = RuntimeCache.open(compiled.networks, compiled.settings.runtime_cache)
-    stored = None if cache is None else cache.stored()
+    stored = None if cache is None else cache.stored_kernels()
     return compiled.kernels if stored is None else Kernels(machine_key(), stored)
 
 
-def share_kernels(before: Compiled, after: Compiled) -> None:
-    """Copy the cached kernels of the program ``before`` to the cache of the program ``after``, which shares engines."""
-    folder = before.settings.runtime_cache
-    source, target = (RuntimeCache.open(before.networks, folder), RuntimeCache.open(after.networks, folder))
-    if source is not None and target is not None and after.engines:
+def copy_cached_kernels(from_program: Compiled, to_program: Compiled) -> None:
+    """Copy a program's cached kernels to the cache of another program that has some engines in common with it."""
+    folder = from_program.settings.runtime_cache
+    source, target = (RuntimeCache.open(each.networks, folder) for each in (from_program, to_program))
+    if source is not None and target is not None and to_program.engines:
         target.copy_kernels_from(source)
 
 
@@ -137,7 +137,7 @@ def _load_failures(compiled: Compiled, cache: RuntimeCache | None) -> dict[str, 
 
 def load_engine(
     compiled: Compiled,
-    index: int,
+    engine_index: int,
     settings: CompilationSettings,
     cache: RuntimeCache | None,
     parameters: Mapping[str, torch.Tensor],
@@ -145,15 +145,15 @@ def load_engine(
     """Load an engine of a program, and supply its weights if the plan has none.
 
     Raises:
-        ExecutionError: as `LoadedEngine.of`.
+        ExecutionError: as `LoadedEngine.load`.
     """
-    engine, network = compiled.engines[index], compiled.networks[index]
+    engine, network = compiled.engines[engine_index], compiled.networks[engine_index]
 
     def prepare(loaded: trt.ICudaEngine) -> None:
         if engine.stripped:
             supply_weights(engine, loaded, network_weights(compiled, network, parameters))
         if settings.weight_streaming_budget is not None:
-            stream_weights(engine.name, loaded, settings.weight_streaming_budget)
+            set_weight_streaming_budget(engine.name, loaded, settings.weight_streaming_budget)
 
     return LoadedEngine.load(
         engine,
@@ -162,11 +162,11 @@ def load_engine(
         specialization=settings.kernel_specialization,
         cache=cache,
         targets=settings.compute_capabilities,
-        group=engine_group(compiled, index),
+        group=process_group_of(compiled, engine_index),
     )
 
 
-def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
+def set_weight_streaming_budget(engine_name: str, loaded: trt.ICudaEngine, budget: int) -> None:
     """Limit the GPU memory for an engine's weights, before contexts exist; each call streams the rest from the host.
 
     Raises:
@@ -174,16 +174,16 @@ def stream_weights(name: str, loaded: trt.ICudaEngine, budget: int) -> None:
     """
     size = int(loaded.streamable_weights_size)
     if not size:
-        log.warning("weight_streaming_budget has no effect: no weights of %s can be streamed", name)
+        log.warning("weight_streaming_budget has no effect: no weights of %s can be streamed", engine_name)
         return
     wanted = min(budget, size)
     loaded.weight_streaming_budget_v2 = wanted
     if loaded.weight_streaming_budget_v2 != wanted:
-        streamable = f"{name} has {size} bytes of weights that can be streamed"
+        streamable = f"{engine_name} has {size} bytes of weights that can be streamed"
         raise ExecutionError(f"TensorRT refused weight_streaming_budget={budget}: {streamable}", "set a larger budget")
 
 
-def engine_group(compiled: Compiled, index: int) -> str:
+def process_group_of(compiled: Compiled, index: int) -> str:
     """Return the name of the process group that an engine's collectives join; empty if it has no collectives.
 
     The name comes from the program's graph, whose operators `load` checks; the contents of a plan cannot be checked.
@@ -203,6 +203,6 @@ def network_weights(
         if name in compiled.refit_map:
             found[name] = narrow_float64(compiled.refit_map[name].evaluate(parameters))
         else:
-            literal = find_present(compiled.literals, name)
+            literal = stored_value(compiled.literals, name)
             found[name] = literal.clone() if mapped else literal
     return found

@@ -35,8 +35,8 @@ GRACE: Final = 3.0
 class Watchdog:
     """A thread that logs an error and ends the process if a call on the GPU is not finished after ``seconds``. It
     watches one call until it has finished, and then the latest call. It queries the GPU only after a quarter of
-    ``seconds``: CUDA forbids queries while another thread captures a graph in the mode "global". It ends with this
-    object.
+    ``seconds``: CUDA forbids queries while another thread captures a graph in the mode "global". It ends when
+    this object is freed.
 
     waiting: returns the error's text. end: ends the process, as torch's watchdog does. latest, watched: the last call
         and the watched call, each with its launch time.
@@ -49,12 +49,12 @@ class Watchdog:
     watched: tuple[torch.cuda.Event, float] | None = field(default=None, init=False)
     thread: threading.Thread | None = field(default=None, init=False)
 
-    def watch(self, mark: torch.cuda.Event) -> None:
+    def watch(self, launched: torch.cuda.Event) -> None:
         """Watch the call that was launched before this event was recorded."""
-        self.latest.append((mark, time.monotonic()))
+        self.latest.append((launched, time.monotonic()))
         if self.thread is None:
             every = min(1.0, self.seconds / 10)
-            self.thread = threading.Thread(target=_watch, args=(ref(self), every), name="rank watchdog", daemon=True)
+            self.thread = threading.Thread(target=_poll, args=(ref(self), every), name="rank watchdog", daemon=True)
             self.thread.start()
 
     def is_late(self) -> bool:
@@ -70,9 +70,9 @@ class Watchdog:
         return age > self.seconds
 
 
-def _watch(watchdog: Callable[[], Watchdog | None], every: float) -> None:
+def _poll(watchdog: Callable[[], Watchdog | None], interval: float) -> None:
     while True:
-        time.sleep(every)
+        time.sleep(interval)
         here = watchdog()
         if here is None:
             return
@@ -84,17 +84,17 @@ def _watch(watchdog: Callable[[], Watchdog | None], every: float) -> None:
 
 
 def waiting_text(
-    store: Argument, key: str, rank: int, others: Iterable[int], seconds: float, grace: float = GRACE
+    store: Argument, store_key: str, rank: int, other_ranks: Iterable[int], seconds: float, grace: float = GRACE
 ) -> str:
-    """Return the error text for a call that does not finish; it names the ranks that do not report to wait, too."""
+    """Return the error text for a call that does not finish; it names the ranks that do not report that they wait."""
     said = f"rank {rank} on {socket.gethostname()}: a call with collectives is not done after {seconds:g} s"
     try:
-        store.set(f"{key}/waits/{rank}", "")
+        store.set(f"{store_key}/waits/{rank}", "")
         ends = time.monotonic() + grace
-        absent = list(others)
+        absent = list(other_ranks)
         while absent and time.monotonic() < ends:
             time.sleep(grace / 20)
-            absent = [other for other in absent if not store.check([f"{key}/waits/{other}"])]
+            absent = [other for other in absent if not store.check([f"{store_key}/waits/{other}"])]
     except RuntimeError as error:
         return f"{said}, and the store of the ranks does not answer ({error_text(error)}): the first rank has ended"
     if not absent:

@@ -41,7 +41,7 @@ SAME: Final = "all ranks must make the same calls in the same order, with inputs
 class Ranks:
     """A module's connection to the other ranks that run the same sharded model.
 
-    number: the module's number, equal on all ranks. calls: the calls with new shapes. watchdog: for calls on a GPU.
+    number: the module's number, equal on all ranks. calls: how many calls had new shapes. watchdog: for calls on a GPU.
     """
 
     program: Program
@@ -63,7 +63,7 @@ class Ranks:
         _check_rank(program.sharding)
         return cls(program, program.sharding)
 
-    def attach(self, module: torch.nn.Module, on_gpu: bool) -> None:
+    def attach_to(self, module: torch.nn.Module, on_gpu: bool) -> None:
         """Let a module accept and return DTensors if its program does; let the watchdog watch calls on a GPU."""
         if on_gpu:
             seconds = PART * _shared_store().timeout.total_seconds()
@@ -104,7 +104,7 @@ class Ranks:
         """
         ports = zip(self.program.inputs, inputs, strict=False)
         own = ", ".join(f"{p.name}: {list(v.shape) if isinstance(v, torch.Tensor) else v}" for p, v in ports)
-        store, key, before = _shared_store(), self._key(), self._key(-1)
+        store, key, before = _shared_store(), self._store_key(), self._store_key(-1)
         self.calls += 1
         store.set(f"{key}/{self.sharding.rank}", own)
         for other in self.other_ranks():
@@ -127,17 +127,17 @@ class Ranks:
 
     def why_waiting(self, seconds: float) -> str:
         """Return the text that explains why a call has not finished after ``seconds``: which ranks it waits for."""
-        return waiting_text(_shared_store(), self._key(), self.sharding.rank, self.other_ranks(), seconds)
+        return waiting_text(_shared_store(), self._store_key(), self.sharding.rank, self.other_ranks(), seconds)
 
-    def _key(self, later: int = 0) -> str:
-        return f"pipeline/{self.number}/{self.calls + later}"
+    def _store_key(self, calls_ahead: int = 0) -> str:
+        return f"pipeline/{self.number}/{self.calls + calls_ahead}"
 
     def other_ranks(self) -> Iterator[int]:
         """Yield the other ranks in this rank's process groups."""
         every = {rank for ranks in self.sharding.groups.values() if self.sharding.rank in ranks for rank in ranks}
         yield from sorted(every - {self.sharding.rank})
 
-    def add_rank(self, error: Exception) -> Exception:
+    def add_rank_to_error(self, error: Exception) -> Exception:
         """Add the rank and the node to the error of a collective; return any other error unchanged."""
         notes = {*getattr(error, "__notes__", ())}
         node = next((n for n in self.program.graph.nodes if is_collective(n) and f"in node {n.name}" in notes), None)
@@ -165,35 +165,35 @@ def _check_rank(sharding: Sharding) -> None:
             raise ExecutionError(why, "create the same device meshes, in the same order, as when compiling")
 
 
-def group_ranks(name: str) -> tuple[int, ...]:
+def group_ranks(group_name: str) -> tuple[int, ...]:
     """Return the ranks in the process group of this name."""
-    return tuple(dist.get_process_group_ranks(find_group(name)))
+    return tuple(dist.get_process_group_ranks(find_group(group_name)))
 
 
-def group_backend(name: str) -> str:
+def group_backend(group_name: str) -> str:
     """Return the backend of the process group of this name, such as "nccl"; empty if this process has no such group."""
     try:
-        return str(dist.get_backend(find_group(name)))
+        return str(dist.get_backend(find_group(group_name)))
     except (LookupError, RuntimeError, ValueError):
         return ""
 
 
-def runs_on_host(name: str) -> bool:
+def collectives_run_on_host(group_name: str) -> bool:
     """Return whether the collectives of a process group run on the CPU."""
-    backend = group_backend(name)
+    backend = group_backend(group_name)
     return bool(backend) and "nccl" not in backend
 
 
-def find_group(name: str) -> Argument:
+def find_group(group_name: str) -> Argument:
     """Return the process group of this name."""
-    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]
+    return dist.distributed_c10d._resolve_process_group(group_name)  # type: ignore[attr-defined,arg-type]
 
 
 def _shared_store() -> Argument:
     return dist.distributed_c10d._get_default_store()
 
 
-def nccl_communicator(name: str) -> object:
+def nccl_communicator(group_name: str) -> object:
     """Return the NCCL communicator of a process group on the current GPU, in the capsule that TensorRT needs for the
     collectives of an engine.
 
@@ -202,10 +202,10 @@ def nccl_communicator(name: str) -> object:
     Raises:
         ExecutionError: the group's backend is not NCCL.
     """
-    group = find_group(name)
+    group = find_group(group_name)
     pointer = getattr(group._get_backend(torch.device("cuda")), "_comm_ptr", None)
     if pointer is None:
-        why = f"the engine's collectives need an NCCL process group, but {name!r} uses {dist.get_backend(group)}"
+        why = f"the engine's collectives need an NCCL process group, but {group_name!r} uses {dist.get_backend(group)}"
         raise ExecutionError(why, "call init_process_group('nccl'), or compile with collectives_in_engine=False")
     if not pointer():
         dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
@@ -243,7 +243,7 @@ def _device_mesh(layout: Layout) -> Argument:
 
 def gather_from_ranks(program: Program, value: T, seconds: float) -> list[T]:
     """Return the values of all ranks in this rank's groups, in the same order on each rank. ``value`` is this rank's
-    value, of a type in JSON. Return [] on all ranks if a value does not arrive in time: ranks may compile in turn."""
+    value, of a type in JSON. Return [] on all ranks if a value is late, since ranks may compile one after another."""
     sharding = program.sharding
     if sharding is None or not sharding.groups:
         return [value]
@@ -281,8 +281,8 @@ def share_random_numbers(program: Program) -> Iterator[None]:
         yield
 
 
-def host_collectives_reason(program: Program) -> str:
+def collectives_capture_obstacle(program: Program) -> str:
     """Return why CUDA graphs cannot contain the collectives of a program; empty if they can."""
     groups = () if program.sharding is None else program.sharding.groups
-    host = next(filter(runs_on_host, groups), "")
+    host = next(filter(collectives_run_on_host, groups), "")
     return f"the collectives of {group_backend(host)} run on the host" if host else ""

@@ -21,7 +21,7 @@ class Unchanged(Mapping[str, torch.Tensor]):
         self.program = program
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        tensor = find_present(self.program.parameters, name)
+        tensor = stored_value(self.program.parameters, name)
         if tensor_version(tensor) != self.program.versions.get(name, tensor_version(tensor)):
             raise ExecutionError(
                 f"the weight {name} was changed in place after compiling",
@@ -49,13 +49,13 @@ class Snapshot(Unchanged):
         return self.copies[name]
 
 
-def find_present(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+def stored_value(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     """Return the tensor of this name; raise an `ExecutionError` if the file it was loaded from has no values for it."""
     tensor = tensors[name]
     if tensor.is_meta:
         why = f": {tensors.absent}" if isinstance(tensors, FileWeights) and tensors.absent else ""
         raise ExecutionError(
-            f"{name} has no value{why}",
+            f"the tensor {name} has no value{why}",
             'save with weights="inside", restore the weights file, or pass all weights to '
             "pipeline.refit_module_weights; engines that contain their weights can run on a GPU without the file",
         )

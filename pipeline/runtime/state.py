@@ -12,7 +12,7 @@ from attrs import frozen
 
 from pipeline.errors import ExecutionError
 from pipeline.program import Program
-from pipeline.runtime.engine_buffers import memory_at
+from pipeline.runtime.engine_buffers import tensor_at_address
 from pipeline.shapes.environment import evaluate_number, expression
 
 
@@ -35,13 +35,13 @@ class InitialValue:
         return self.write(torch.empty(self.shape, dtype=self.value.dtype, device=device))
 
     def write(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Write this value into a tensor."""
+        """Write this value into a tensor, and return the tensor."""
         return tensor.copy_(self.value.expand(self.shape) if self.value.numel() == 1 else self.value)
 
 
 def attach_buffer(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
     """Register a tensor as a buffer of a module under a dotted name, as the model has it."""
-    owner, leaf = _owner_module(module, name, make=True)
+    owner, leaf = _owner_module(module, name, create=True)
     owner._buffers[leaf] = tensor
 
 
@@ -53,10 +53,10 @@ def find_buffer(module: torch.nn.Module, name: str) -> torch.Tensor:
     return found
 
 
-def _owner_module(module: torch.nn.Module, name: str, *, make: bool = False) -> tuple[torch.nn.Module, str]:
+def _owner_module(module: torch.nn.Module, name: str, *, create: bool = False) -> tuple[torch.nn.Module, str]:
     *path, leaf = name.split(".")
     for part in path:
-        if make and part not in module._modules:
+        if create and part not in module._modules:
             module._modules[part] = torch.nn.Module()
         module = module._modules[part]  # type: ignore[assignment]
     return module, leaf
@@ -110,21 +110,21 @@ class PositionGuard:
         self.names, self.on_gpu = buffer_names, device.type == "cuda"
         self.flag = torch.zeros((), dtype=torch.bool, device=device)
         self.seen = _flags.take() if self.on_gpu else torch.zeros((), dtype=torch.bool)
-        self._there = memory_at(self.seen.data_ptr(), 1, torch.bool, device)[0] if self.on_gpu else self.seen
+        self._there = tensor_at_address(self.seen.data_ptr(), 1, torch.bool, device)[0] if self.on_gpu else self.seen
         self._look: Any = self.seen.numpy()
         if self.on_gpu:
             weakref.finalize(self, _flags.give, self.seen)
 
-    def note(self, outside: torch.Tensor) -> None:
+    def add_result(self, is_outside: torch.Tensor) -> None:
         """Add to the flag whether a call's positions were outside of the buffer. CUDA graphs capture these kernels.
 
         Raises:
             ExecutionError: on the CPU, if the call's positions were outside of the buffer.
         """
         if self.on_gpu:
-            torch.logical_or(self.flag, outside, out=self.flag)
+            torch.logical_or(self.flag, is_outside, out=self.flag)
             torch.logical_or(self.flag, self.flag, out=self._there)
-        elif bool(outside):
+        elif bool(is_outside):
             raise self.error("this call")
 
     def check(self) -> None:
@@ -139,14 +139,14 @@ class PositionGuard:
         self.flag.zero_()
         self.seen.zero_()
 
-    def error(self, which: str) -> ExecutionError:
+    def error(self, which_call: str) -> ExecutionError:
         return ExecutionError(
-            f"{which} has positions outside of {self.names}",
+            f"{which_call} has positions outside of {self.names}",
             "call reset() before the next sequence, or compile the model with larger buffers",
         )
 
 
-def make_guard(program: Program, module: torch.nn.Module) -> PositionGuard | None:
+def make_position_guard(program: Program, module: torch.nn.Module) -> PositionGuard | None:
     """Return the guard of a program that checks positions; None for any other program."""
     name = next((output.target for output in program.outputs if output.kind == "check"), None)
     if name is None:

@@ -20,8 +20,8 @@ from pipeline.aten.types import Argument, Leaf, Node, aten
 from pipeline.program import Program, Segment
 from pipeline.runtime.call_plan import ON_CPU, RunOptions, SegmentRunner
 from pipeline.runtime.collective_calls import collective_function
-from pipeline.runtime.compiled_segment import CompiledOrInterpreted, Run, compiled_segment
-from pipeline.runtime.few_rows import installed, linear
+from pipeline.runtime.compiled_segment import CompiledOrInterpreted, Run, compile_segment
+from pipeline.runtime.few_rows import is_triton_installed, linear
 from pipeline.runtime.grouped_attention import SDPA, attention, attention_in_graphs
 
 LINEAR: Final = aten.linear.default
@@ -30,25 +30,25 @@ LINEAR: Final = aten.linear.default
 def torch_segment(
     program: Program,
     segment: Segment,
-    constant: Callable[[str], torch.Tensor],
+    get_constant: Callable[[str], torch.Tensor],
     device: torch.device,
     mode: str | None = None,
     *,
-    in_graph: bool = False,
+    in_cuda_graph: bool = False,
 ) -> SegmentRunner:
     """Return a function that runs a segment in PyTorch, from the segment's inputs to its outputs.
 
-    constant: returns a constant of the program on the device, by the name of its placeholder. mode: the mode of
-        torch.compile; None to call operator by operator. in_graph: whether calls of the program are recorded in CUDA
-        graphs (not while a module measures its segments).
+    get_constant: returns a constant of the program on the device, by the name of its placeholder. mode: the mode of
+        torch.compile; None to call operator by operator. in_cuda_graph: whether CUDA graphs capture the program's calls
+        (not while a module measures its segments).
     """
-    constants = {name: constant(name) for name in segment.constants}
-    steps = _Steps(program, segment, device, constants, in_graph)
+    constants = {name: get_constant(name) for name in segment.constants}
+    steps = _Steps(program, segment, device, constants, in_cuda_graph)
     for name in segment.nodes:
         if name not in steps.left_out:
             steps.add(steps.nodes[name])
     call: Run = steps.builder.build(tuple(steps.nodes[port.name] for port in segment.outputs))
-    if mode is not None and (run_compiled := compiled_segment(program, segment, mode, steps.moved)) is not None:
+    if mode is not None and (run_compiled := compile_segment(program, segment, mode, steps.moved)) is not None:
         call = CompiledOrInterpreted(segment.name, run_compiled, tuple(constants.values()), call)
     leaving = {output.value for output in program.outputs if not output.constant} - steps.updated
     owned = frozenset(i for i, port in enumerate(segment.outputs) if port.name in leaving)
@@ -56,21 +56,21 @@ def torch_segment(
 
     def run(inputs: list[Leaf], options: RunOptions = ON_CPU) -> Sequence[Leaf]:
         results: Sequence[Leaf] = call(*inputs)
-        return _clone_shared(results, inputs, owned, memory) if owned else results
+        return _clone_shared_results(results, inputs, owned, memory) if owned else results
 
     return run
 
 
-def _clone_shared(
-    results: Sequence[object], inputs: Sequence[object], owned: frozenset[int], constants: frozenset[int]
+def _clone_shared_results(
+    results: Sequence[object], inputs: Sequence[object], outputs: frozenset[int], constant_addresses: frozenset[int]
 ) -> Sequence[object]:
-    """Return the results, without shared memory. A result at an index in ``owned``, an output of the program, is cloned
-    if it shares memory with an input, constant or other result: the graph may have a view where the model copies."""
-    seen = {*constants, *(_storage_pointer(v) for v in inputs if isinstance(v, torch.Tensor))}
+    """Return the results. Those at the indices ``outputs`` are outputs of the program; such a result is cloned if it
+    shares memory with an input, constant or other result: the graph may have a view where the model copies."""
+    seen = {*constant_addresses, *(_storage_pointer(v) for v in inputs if isinstance(v, torch.Tensor))}
     cloned = list(results)
     for i, result in enumerate(results):
         if isinstance(result, torch.Tensor) and result.numel():
-            if i in owned and _storage_pointer(result) in seen:
+            if i in outputs and _storage_pointer(result) in seen:
                 cloned[i] = result.clone()
             seen.add(_storage_pointer(result))
     return cloned
@@ -90,7 +90,7 @@ class _Steps:
         segment: Segment,
         device: torch.device,
         constants: Mapping[str, torch.Tensor],
-        in_graph: bool,
+        in_cuda_graph: bool,
     ) -> None:
         self.program, self.device = program, device
         self.nodes = {node.name: node for node in program.graph.nodes}
@@ -98,12 +98,12 @@ class _Steps:
         self.builder = Builder((port.name for port in segment.inputs), self.moved)
         for name, value in constants.items():
             self.builder.constant(name, value)
-        masks = {mask.name: rest for mask, *rest in conditions(self.nodes, segment, constants)}
-        self.conditions = {mask: condition for mask, (_, condition) in masks.items()}
+        masks = {mask.name: rest for mask, *rest in replaceable_masks(self.nodes, segment, constants)}
+        self.replaceable_masks = {mask: condition for mask, (_, condition) in masks.items()}
         self.left_out = {name for mask, (choice, _) in masks.items() for name in (mask, choice.name)}
         self.kernels: dict[object, Callable[..., Argument]] = {}
         if device.type == "cuda":
-            fast = in_graph and installed()
+            fast = in_cuda_graph and is_triton_installed()
             self.kernels = {SDPA: attention_in_graphs, LINEAR: linear} if fast else {SDPA: attention}
         self.updated: set[str] = set()
 
@@ -118,7 +118,7 @@ class _Steps:
             return
         args, kwargs = node.args, node.kwargs
         if node.target is SDPA:
-            args, kwargs = map_arg((args, kwargs), lambda source: self.conditions.get(source.name, source))
+            args, kwargs = map_arg((args, kwargs), lambda source: self.replaceable_masks.get(source.name, source))
         map_arg((args, kwargs), self.add)
         target: Argument = self.kernels.get(node.target, node.target)
         if target in IN_PLACE and getattr(node.args[0], "name", "") in self.program.buffers:
@@ -129,14 +129,14 @@ class _Steps:
         self.builder.call(node.name, target, args, kwargs)
 
 
-def conditions(
+def replaceable_masks(
     nodes: Mapping[str, Node], segment: Segment, constants: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[Node, Node, Node]]:
     """Yield the additive attention masks that a boolean condition can replace: the mask, its ``where`` node, the
     condition. Such a mask is 0 where the condition holds, else a dtype's lowest number."""
     outputs = {port.name for port in segment.outputs}
     for mask in (nodes[name] for name in segment.nodes):
-        choice = choice_of(mask)
+        choice = where_of_open_mask(mask)
         if choice is None or choice.name not in segment.nodes or outputs & {mask.name, choice.name}:
             continue
         operands: Argument = choice.args
@@ -148,8 +148,8 @@ def conditions(
                 yield mask, choice, condition
 
 
-def choice_of(mask: Node) -> Node | None:
-    """Return the ``where`` node that ``mask`` marks as an open mask; None if not only attention reads the mask."""
+def where_of_open_mask(mask: Node) -> Node | None:
+    """Return the ``where`` node of a mask that `OPEN_MASK` marks; None if others than attention read the mask."""
     choice: Argument = mask.args[0] if mask.target is OPEN_MASK else None
     chosen = isinstance(choice, Node) and choice.target is aten.where.self and list(choice.users) == [mask]
     return choice if chosen and all(user.target is SDPA for user in mask.users) else None

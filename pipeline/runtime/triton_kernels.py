@@ -62,7 +62,8 @@ def attend(
 
     Results: ``sums`` [batch, heads, PARTS, ROWS, WIDTH], weighted sums of values; ``stats`` [batch, heads, PARTS, 2,
     ROWS], the largest scores and the sums of exponentials. ``KIND`` of the mask: 0 none, 1 boolean, 2 additive. Masked
-    blocks are not read, so that the time grows only with the filled part of a KV cache.
+    blocks are not read, so that the time grows only with the filled part of a KV cache. ``qb`` … ``ml``: the strides of
+    q, k, v and mask, by batch (b), head (h) and key (l).
     """
     pair, part = tl.program_id(0), tl.program_id(1)
     batch, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
@@ -100,7 +101,7 @@ def attend(
 
 
 @triton.jit
-def join(
+def combine_parts(
     sums, stats, out, GROUP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """Write the attention of a query, combined from the results of `attend`; 0 if all keys are masked."""

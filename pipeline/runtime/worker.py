@@ -32,11 +32,11 @@ class SegmentExecutor:
             value = leaves[given]
             slots[slot] = self.convert_input(value) if moved or value.requires_grad else value
         if self.layout.decisions:
-            self._run_checked(slots, plan, options)
+            self._run_and_check_branches(slots, plan, options)
         else:
             self.run(slots, plan, options)
         if self.layout.checks:
-            plan.report_checks(slots, self.layout.checks)
+            plan.report_check_results(slots, self.layout.checks)
         results = self.collect_outputs(slots, leaves, plan)
         if self.layout.writes:
             self.write_mutations(slots, leaves)
@@ -52,7 +52,7 @@ class SegmentExecutor:
         self._in_profile: dict[int | None, list[tuple[Step, SegmentRunner, tuple[int, ...]]]] = {}
         for profile in (None, *range(len(self.layout.program.profiles))):
             chosen = [(step, run) for step, run in steps if step.segment.runs_in(profile)]
-            drops = self.layout.slots_to_clear([step for step, _ in chosen])
+            drops = self.layout.slots_to_clear_after([step for step, _ in chosen])
             self._in_profile[profile] = [(*row, after) for row, after in zip(chosen, drops, strict=True)]
 
     def convert_input(self, value: torch.Tensor) -> torch.Tensor:
@@ -70,13 +70,13 @@ class SegmentExecutor:
             for slot, value in zip(step.gives, outputs, strict=True):
                 slots[slot] = value
             if step.learns:
-                symbols = {**symbols, **check_learnt_sizes(self.layout.program, _read_sizes(step.learns, outputs))}
+                symbols = {**symbols, **check_learnt_sizes(self.layout.program, _learnt_sizes(step.learns, outputs))}
             for slot in drops:
                 slots[slot] = None
         for slot, expr in self.layout.late:
             slots[slot] = evaluate_number(expr, symbols)
 
-    def _run_checked(self, slots: Slots, plan: CallPlan, options: RunOptions) -> None:
+    def _run_and_check_branches(self, slots: Slots, plan: CallPlan, options: RunOptions) -> None:
         """Run the segments, and check that the call takes the data-dependent branches of the capture; waits for the
         GPU.
 
@@ -105,14 +105,14 @@ class SegmentExecutor:
                 if isinstance(value, torch.Tensor):
                     value = value if output.dtype is None or value.dtype == output.dtype else value.to(output.dtype)
                     value = value.clone() if output.copied else value
-                    value = value if plan.home is None else value.to(plan.home)
+                    value = value if plan.output_device is None else value.to(plan.output_device)
             elif output.again is not None:
                 value = results[output.again]
             elif output.input_index is not None:
                 value = leaves[output.input_index]
             else:
                 value = slots[output.held or 0]
-                value = value if plan.is_home(value) else slots[output.slot].to(plan.home)
+                value = value if plan.is_on_output_device(value) else slots[output.slot].to(plan.output_device)
             results.append(value)
         return results
 
@@ -124,8 +124,8 @@ class SegmentExecutor:
                 target.copy_(value)
 
 
-def _read_sizes(learns: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, Leaf]:
-    sizes = {s: outputs[i] if dim is None else outputs[i].shape[dim] for i, dim, s in learns}
+def _learnt_sizes(learnt: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, Leaf]:
+    sizes = {s: outputs[i] if dim is None else outputs[i].shape[dim] for i, dim, s in learnt}
     return {s: size if isinstance(size, float) else int(size) for s, size in sizes.items()}
 
 

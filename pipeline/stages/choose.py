@@ -27,9 +27,9 @@ from pipeline.profiling.measure import Call
 from pipeline.profiling.measurements import Keys, Measurements, Milliseconds, NoMeasurements, merge_slowest
 from pipeline.profiling.segment_costs import SegmentCost, segment_costs
 from pipeline.program import Program, make_port
-from pipeline.runtime.collective_calls import can_run_alone, collective_calls, without_ranks
+from pipeline.runtime.collective_calls import collectives_by_profile, runs_without_ranks, without_communication
 from pipeline.runtime.engine_load import is_for_this_gpu
-from pipeline.runtime.program_engines import compiled_kernels, share_kernels
+from pipeline.runtime.program_engines import compiled_kernels, copy_cached_kernels
 from pipeline.runtime.ranks import gather_from_ranks
 from pipeline.stages.faster_in_torch import kinds_in_words, to_try_in_torch
 from pipeline.stages.matmuls_in_torch import TRIAL, combine_profiles, matmuls_in_torch, replace_trial_reason
@@ -72,7 +72,7 @@ def measure_segments(
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Sequence[Mapping[str, SegmentCost]]:
     """Measure segments in calls of the usual sizes, without the other ranks. ``turn``: see `segment_costs`."""
-    programs = [_with_engines_of_profile(without_ranks(each), profile) for each in programs]
+    programs = [_with_engines_of_profile(without_communication(each), profile) for each in programs]
     program, cuda = programs[0].program, torch.device("cuda")
     calls = [Call(*create_sample(program, sizes).arguments(program, cuda)) for sizes in tuned_sizes(program, profile)]
     with torch.random.fork_rng(devices=[torch.cuda.current_device()]):  # operators may draw random numbers
@@ -163,7 +163,7 @@ class Choose:
         if any(each is not mixed for each in forms.values()):
             mixed = combine_profiles(forms)
         if mixed is not compiled and _has_its_gpu(compiled):
-            share_kernels(compiled, mixed)
+            copy_cached_kernels(compiled, mixed)
         return mixed
 
     def _build_other_variant(self, compiled: Compiled, names: Sequence[str]) -> Compiled | None:
@@ -174,7 +174,7 @@ class Choose:
                 made = matmuls_in_torch(compiled, self.before or STAGES, names)
             else:
                 made = captured_program_in_torch(compiled, TRIAL)
-            if collective_calls(made) != collective_calls(compiled):
+            if collectives_by_profile(made) != collectives_by_profile(compiled):
                 raise ValueError("this rank would run collectives in another order than the other ranks")
         except (ValueError, PipelineError) as error:
             log.info("the variant with more operators in PyTorch is not measured: %s", error)
@@ -209,11 +209,11 @@ class Choose:
         if whole is None:  # the error is gone, and with it the modules that its traceback held
             _free_gpu_memory()
             ours, theirs = self.timer((compiled, other), profile)
-        total = None if whole is None else round(sum(cost.longest for cost in whole.values()), 4)
-        rows = [(name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].longest) for name in keys.engines]
+        total = None if whole is None else round(sum(cost.max_time for cost in whole.values()), 4)
+        rows = [(name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].max_time) for name in keys.engines]
         pairs = {name: (round(engine, 4), round(parts, 4)) for name, engine, parts in rows}
         before, after = _sums_of_engines_and_torch(_slower_than_torch(pairs, _minimum_gain(compiled, profile)))
-        others = sum(cost.longest for name, cost in theirs.items() if name in ours)
+        others = sum(cost.max_time for name, cost in theirs.items() if name in ours)
         mixed = round(_sums_of_engines_and_torch(pairs)[0] - before + after + others, 4)
         return {**{keys.engines[name]: pair for name, pair in pairs.items()}, keys.program: (mixed, total)}
 
@@ -319,7 +319,7 @@ def _should_be_measured(compiled: Compiled) -> bool:
     settings = compiled.settings
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
     if compiled.program.sharding is not None:  # all ranks have to be there, and it takes memory of each
-        asked = asked and isinstance(settings.measurements, str) and _has_its_gpu(compiled) and can_run_alone(compiled)
+        asked = asked and isinstance(settings.measurements, str) and _has_its_gpu(compiled) and runs_without_ranks(compiled)
     layers = (layer for network in compiled.networks for layer in network.layers if layer.kind == "CONVOLUTION")
     least = GROUPED if any(layer.attribute("num_groups") > 1 for layer in layers) else LARGE
     large = settings.torch_compile is not None or tensor_bytes(compiled.program) >= least

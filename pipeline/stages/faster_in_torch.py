@@ -12,8 +12,8 @@ from pipeline.aten.op_predicates import is_move
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Node, aten
 from pipeline.program import Program
-from pipeline.runtime.few_rows import attends, installed
-from pipeline.runtime.torch_segment import choice_of
+from pipeline.runtime.few_rows import is_triton_installed, supports_attention
+from pipeline.runtime.torch_segment import where_of_open_mask
 from pipeline.shapes.environment import evaluate_size, expression
 from pipeline.trt import has_gpu
 from pipeline.verification.samples import tuned_sizes
@@ -57,15 +57,15 @@ def _attention_names(program: Program, profile: int | None) -> Iterator[str]:
     nodes = [node for node in program.graph.nodes if node.target is SDPA]
     sizes = tuned_sizes(program, profile)[0] if nodes else {}
     settings = program.settings
-    in_graph = settings.cuda_graphs and settings.torch_compile is None and (installed() or not has_gpu())
+    in_graph = settings.cuda_graphs and settings.torch_compile is None and (is_triton_installed() or not has_gpu())
     for node in nodes:
         query, key, value = (argument(node, name).meta["val"] for name in ("query", "key", "value"))
         queries = evaluate_size(expression(query.shape[-2]), sizes)
-        one = in_graph and queries == 1 and attends(query[..., :1, :], key, value)
+        one = in_graph and queries == 1 and supports_attention(query[..., :1, :], key, value)
         if query.dtype in HALVES and (one or queries >= QUERIES):
             yield node.name
             mask = argument(node, "attn_mask")
-            if isinstance(mask, Node) and (choice := choice_of(mask)) is not None:
+            if isinstance(mask, Node) and (choice := where_of_open_mask(mask)) is not None:
                 yield from (choice.name, mask.name)
 
 

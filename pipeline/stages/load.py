@@ -16,7 +16,7 @@ from pipeline.compose.stage_signature import AnyStage
 from pipeline.errors import ExecutionError, PipelineError
 from pipeline.records.library_support import check_library, warn_untested
 from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
-from pipeline.runtime.program_engines import load_engines
+from pipeline.runtime.program_engines import try_loading_engines
 from pipeline.settings import CompilationSettings
 from pipeline.stages.build import build
 from pipeline.stages.required import warn_low_coverage
@@ -35,7 +35,7 @@ class Load:
     before: the earlier stages of the pipeline.
     """
 
-    loader: Loader = field(default=load_engines, repr=False)
+    loader: Loader = field(default=try_loading_engines, repr=False)
     build: StageLike = field(default=build, repr=False)
     before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="load", kw_only=True)

@@ -19,7 +19,7 @@ from pipeline.compose.events import report
 from pipeline.errors import error_text
 from pipeline.program import Program
 from pipeline.records.agreement import Agreement, OutputAgreement
-from pipeline.runtime.autocast_context import set_autocast, without_autocast
+from pipeline.runtime.autocast_context import autocast_with_dtypes, without_autocast
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.eager import use_tf32
 from pipeline.verification.measure import Comparison, call_on_copies, compared_outputs
@@ -138,7 +138,7 @@ def _eager_context(program: Program, device: torch.device, tf32: bool) -> Iterat
         around.enter_context(torch.random.fork_rng([device] if gpu else []))
         around.enter_context(use_tf32(tf32 and gpu))
         around.enter_context(without_autocast())
-        around.enter_context(set_autocast(program.origin.autocast))
+        around.enter_context(autocast_with_dtypes(program.origin.autocast))
         yield
 
 

@@ -13,7 +13,7 @@ from pipeline.compiled import Compiled
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.errors import PipelineError
 from pipeline.program import Built, Partitioned, Program, Validated
-from pipeline.runtime.snapshot import find_present
+from pipeline.runtime.snapshot import stored_value
 
 
 def check_comparable(program: Program) -> None:
@@ -30,7 +30,7 @@ def check_comparable(program: Program) -> None:
             "or save the program again, if an earlier version of pipeline saved it",
         )
     for name in program.parameters:
-        find_present(program.parameters, name)
+        stored_value(program.parameters, name)
 
 
 def check_compilable(program: Program) -> None:

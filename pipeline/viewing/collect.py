@@ -118,7 +118,7 @@ class _Collector:
             values=tuple(self.node_values(node.meta.get("val"))) if node.op != "output" else (),
             reason=fallback.reason if fallback else "",
             hint=fallback.hint if fallback else "",
-            healed="; ".join(f"{h.action}: {h.reason}" for h in self.healed_nodes.get(node.name, ())),
+            healed="; ".join(f"{h.action}: {h.reason}" for h in self.alternatives_by_node.get(node.name, ())),
         )
         if place != "tensorrt":
             return evolve(node_view, weights=self.graph_weights(node))
@@ -158,17 +158,17 @@ class _Collector:
             layers=tuple(LayerView(layer.name, layer.kind) for layer in layers),
             kernels=tuple(self.kernels_by_node.get(node.name, ())),
             weights=tuple(map(self.engine_weight, names)) if self.networks else self.graph_weights(node),
-            fusion=self.fusions.get((node_view.segment, node.name), ""),
+            fusion=self.fusion_texts_by_node.get((node_view.segment, node.name), ""),
         )
 
     @cached_property
-    def fusions(self) -> Mapping[tuple[str, str], str]:
+    def fusion_texts_by_node(self) -> Mapping[tuple[str, str], str]:
         """Return, as text, whether each quantizing or dequantizing node is fused, by segment and node."""
         return fusion_texts(self.compiled.networks, self.compiled.quantization)
 
     @cached_property
-    def healed_nodes(self) -> Mapping[str, Sequence[Healed]]:
-        """Return the alternative implementations that healing chose, by node."""
+    def alternatives_by_node(self) -> Mapping[str, Sequence[Healed]]:
+        """Return, by node, the alternative implementations that `pipeline.verify` chose."""
         rows = defaultdict(list)
         for row in self.compiled.healed:
             rows[row.node].append(row)

@@ -98,7 +98,7 @@ def _added_and_removed_nodes(before: ProgramView, after: ProgramView) -> Iterato
 
 
 def _changed_nodes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """Yield a row for each difference between nodes of the same name: target, converter, values, healing, fusion."""
+    """Yield a row for each difference of nodes with equal names: target, converter, values, alternative, fusion."""
     for old, new in _common_nodes(before, after):
         rows = {
             "target": (old.target, new.target),
@@ -199,8 +199,8 @@ def _row_name(row: OutputAgreement) -> str:
     return f"{row.output}, {row.sample}{', the module' * (row.source == 'module')}"
 
 
-def _is_similar_error(was: float, now: float) -> bool:
-    low, high = sorted((was, now))
+def _is_similar_error(before: float, after: float) -> bool:
+    low, high = sorted((before, after))
     return high <= MIN_ERROR_FACTOR * low or low == high
 
 

@@ -28,7 +28,7 @@ def _plan_lines(view: ProgramView) -> Iterator[str]:
     yield from (f"output {line}" for line in view.outputs)
     yield from (f"size   {line}" for line in view.sizes)
     for segment in view.segments:
-        yield from _segment_lines(view, segment)
+        yield from _lines_of_segment(view, segment)
     for cut in view.cuts:
         yield f"cut {cut.source} -> {cut.target}: {format_bytes(cut.nbytes)}, at most {format_bytes(cut.max_nbytes)}"
     for node in view.fallbacks:
@@ -40,7 +40,7 @@ def _plan_lines(view: ProgramView) -> Iterator[str]:
     yield f"seconds: {', '.join(f'{stage.stage} {stage.seconds:.2f}' for stage in view.stages)}; nothing was built"
 
 
-def _segment_lines(view: ProgramView, segment: SegmentView) -> Iterator[str]:
+def _lines_of_segment(view: ProgramView, segment: SegmentView) -> Iterator[str]:
     size = f"weights {format_bytes(segment.weights)}"
     operators = f"{segment.operators} operator{'s'[: segment.operators != 1]}"
     if segment.place == "tensorrt":
@@ -59,7 +59,7 @@ _WORDS = {True: "fused", False: "not fused", None: "not known"}
 
 
 def fusion_texts(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[tuple[str, str], str]:
-    """For each node that quantizes or dequantizes, by engine and node, return as text whether the quantized weight or
+    """Return a text for each node that quantizes or dequantizes, by engine and node: whether the quantized weight or
     activation is fused into a matmul or convolution.
 
     Args:

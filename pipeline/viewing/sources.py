@@ -48,7 +48,7 @@ def read_view(path: Path) -> ProgramView:
     try:
         found: ProgramView = codec.from_json(data.get("program"), ProgramView)
     except MalformedError as error:
-        raise ArtifactError(f"{path}: {error}", "`pipeline compile -o DIR` writes a valid file") from None
+        raise ArtifactError(f"{path} is damaged: {error}", "`pipeline compile -o DIR` writes a valid file") from None
     return found
 
 

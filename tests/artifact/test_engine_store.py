@@ -153,7 +153,9 @@ def test_a_folder_that_others_could_write_is_not_used(tmp_path: Path, monkeypatc
     store.save(KEY, b"plan")
     assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
     store.folder.chmod(0o777)
-    with pytest.warns(pipeline.ArtifactWarning, match=r"other users can write .*engines \(mode 777\): run chmod go-w"):
+    with pytest.warns(
+        pipeline.ArtifactWarning, match=r"other users can write to .*engines \(mode 777\), .* run chmod go-w"
+    ):
         assert store.load(KEY) is None
     with pytest.warns(pipeline.ArtifactWarning, match="cannot be saved to .*other users can write"):
         store.save(OTHER, b"plan")

@@ -332,7 +332,9 @@ def test_a_call_that_fails_in_an_operator_names_the_file_and_the_node(
 ) -> None:
     change = of_operator(GELU, lambda row: row.update(target="aten.view.default", args=view_of(row)))
     module = pipeline.load(written(entries, change, tmp_path / "p.trtp")).module("reference")
-    with pytest.raises(pipeline.ExecutionError, match=r"p\.trtp, in node gelu: shape '\[7\]' is invalid"):
+    with pytest.raises(
+        pipeline.ExecutionError, match=r"p\.trtp failed in a call, in node gelu: shape '\[7\]' is invalid"
+    ):
         module(torch.randn(3, 8))
 
 

@@ -27,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(measurement_file.torch.cuda, "get_device_name", lambda: name)
         monkeypatch.setattr(measurement_file, "current_capability", lambda: "9.0")
 
-    monkeypatch.setattr(choose, "share_kernels", lambda before, after: None)
+    monkeypatch.setattr(choose, "copy_cached_kernels", lambda before, after: None)
     there("NVIDIA H200")
     return there
 

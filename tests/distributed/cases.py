@@ -312,7 +312,7 @@ class Partly(nn.Module):
 
 def what_is_refused(rank: int, folder: Path) -> None:
     gathered = fully_shard(nn.Linear(3, 3), mesh=mesh()), DistributedDataParallel(nn.Linear(3, 3))
-    refused = {Asynchronous(): "async", Sent(): "broadcast", Partly(): "with the placement P"}
+    refused = {Asynchronous(): "async", Sent(): "broadcast", Partly(): "with placement P"}
     refused |= dict(zip(gathered, ("whose hooks gather", "synchronizes gradients"), strict=True))
     for model, why in refused.items():
         with pytest.raises(pipeline.CaptureError, match=why):

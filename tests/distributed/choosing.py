@@ -21,11 +21,11 @@ from benchmarks.sharded import by_plan
 from pipeline.aten.collectives import is_collective
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compiled import Compiled
-from pipeline.distributed.sharded import check_callable
+from pipeline.distributed.sharded import check_call_is_safe
 from pipeline.profiling.measurements import Measurements, Milliseconds, NoMeasurements
 from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.records.sharding import Alone
-from pipeline.runtime.collective_calls import collective_function, without_ranks
+from pipeline.runtime.collective_calls import collective_function, without_communication
 from pipeline.stages import choose, faster_in_torch
 from pipeline.stages.choose import Choose
 from tests.distributed.cases import BY_ROWS_AND_COLUMNS, CLOSE, mesh, run, sharded
@@ -42,7 +42,7 @@ class Slow:
 
     def __call__(self, programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]:
         for each in programs:
-            module = run(without_ranks(each))
+            module = run(without_communication(each))
             for _ in range(1 + 2 * self.rank):
                 assert module(torch.randn(2, 4, 16)).shape == (2, 4, 16)
         return [
@@ -87,7 +87,7 @@ def a_gpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(choose, "LARGE", 0)
         patched.setattr(choose, "_has_its_gpu", lambda compiled: True)
-        patched.setattr(choose, "share_kernels", lambda before, after: None)
+        patched.setattr(choose, "copy_cached_kernels", lambda before, after: None)
         patched.setattr(choose, "_free_gpu_memory", lambda: None)
         patched.setattr(faster_in_torch, "LEAST", 0)
         patched.setattr(faster_in_torch, "QUERIES", 2)
@@ -178,12 +178,12 @@ def collectives_through_the_host(rank: int, folder: Path) -> None:
 def a_call_that_would_end_the_process(rank: int, folder: Path) -> None:
     """A module on a GPU with gloo is refused where it has to be called."""
     _, model = sharded(BY_ROWS_AND_COLUMNS)
-    check_callable(model)
+    check_call_is_safe(model)
     ranks = SimpleNamespace(device_type="cuda", get_all_groups=mesh().get_all_groups)
     of_a_gpu = SimpleNamespace(whole=SimpleNamespace(device_mesh=ranks))
     refused = pytest.raises(pipeline.CaptureError, match="Block is sharded over GPUs with the backend gloo")
     with patch.object(pipeline.distributed.sharded, "_sharded_tensors", lambda model: [of_a_gpu]), refused:
-        check_callable(model)
+        check_call_is_safe(model)
 
 
 CHOOSING = (

@@ -23,7 +23,7 @@ def stream() -> torch.cuda.Stream:
 def failed(x: torch.Tensor, pool: object) -> None:
     """Fail to capture a call that waits for the GPU."""
     current = torch.cuda.current_stream()
-    with pytest.raises(RuntimeError, match="captur"), capture(torch.cuda.CUDAGraph(), pool, stream(), in_torch=True):
+    with pytest.raises(RuntimeError, match="captur"), capture(torch.cuda.CUDAGraph(), pool, stream(), runs_torch=True):
         float((x + torch.rand_like(x)).sum())
     assert torch.cuda.current_stream() == current
 
@@ -44,7 +44,7 @@ def test_graphs_are_captured_and_random_numbers_drawn_after_one_that_failed() ->
     graphs = []
     for _ in range(3):
         graphs.append(torch.cuda.CUDAGraph())
-        with capture(graphs[-1], pool, stream(), in_torch=True):
+        with capture(graphs[-1], pool, stream(), runs_torch=True):
             y = x + torch.rand_like(x)
         failed(x, pool)
         assert torch.randn(4, device="cuda").isfinite().all()
@@ -64,7 +64,7 @@ def test_a_call_that_waits_is_refused_without_an_error_of_its_own() -> None:
     graph = torch.cuda.CUDAGraph()
     with (
         pytest.raises(RuntimeError, match="waits for the GPU"),
-        capture(graph, torch.cuda.graph_pool_handle(), stream(), in_torch=True),
+        capture(graph, torch.cuda.graph_pool_handle(), stream(), runs_torch=True),
     ):
         call(x)
     failed(x, torch.cuda.graph_pool_handle())

@@ -74,7 +74,7 @@ def test_all_forms_of_a_language_model_are_measured_and_right(
     compile = compile.replace("choose", choose.Choose(timer))
     compiled = compile_for_generation(model, max_cache_len=32, max_batch=2, max_prompt_len=8, compile=compile)
     assert [profile for profile, _ in asked] == [0] * 3 + [1] * 3, "all forms run"
-    assert bool(by_kernels.mock_calls) == (torch_compile is None and few_rows.installed())
+    assert bool(by_kernels.mock_calls) == (torch_compile is None and few_rows.is_triton_installed())
     ids = torch.arange(10, device=model.device).reshape(2, 5)
     with torch.no_grad():
         expected = model(ids).logits

@@ -255,7 +255,7 @@ def test_an_output_through_an_allocator(shape: tuple[int, ...]) -> None:
     runner = runner_of(doubled(torch.ones(shape)))
     session = runner._session
     buffer = session.buffers["out0"] = OutputBuffer(session.known["out0"], session.device)
-    session._in.allocate_with("out0", buffer)
+    session._in.set_output_allocator("out0", buffer)
     results = []
     for i in range(3):
         x = torch.full(shape, float(i), device="cuda")

@@ -11,7 +11,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from pipeline.runtime import few_rows
 from pipeline.runtime.grouped_attention import attention_in_graphs
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not few_rows.installed(), reason="needs Triton")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not few_rows.is_triton_installed(), reason="needs Triton")]
 HALVES = [torch.float16, torch.bfloat16]
 
 

@@ -14,7 +14,10 @@ from pipeline.runtime import graph_copies
 from pipeline.runtime.graph_copies import check_cuda, instantiate, nodes_of_kind
 from tests.gpu.test_runtime_gpu import compiled, worker
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not graph_copies.can_set_addresses(), reason="needs cuda.bindings")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not graph_copies.can_set_node_addresses(), reason="needs cuda.bindings"),
+]
 
 
 def memsets(graph: torch.cuda.CUDAGraph) -> list[Any]:

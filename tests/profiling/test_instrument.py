@@ -116,7 +116,7 @@ def test_forms_are_replayed_in_turns_and_their_least_times_count(monkeypatch: py
     times = segment_costs._replay_times(graphs, 2)
     assert order == ["a", "b"] * 4 and times == [[7, 2], [], [8, 8]]
     costs = {"engine_0": segment_costs.SegmentCost(3.0, 1.0), "torch_1": segment_costs.SegmentCost(1.0, 1.0)}
-    assert {name: cost.longest for name, cost in segment_costs._divide_graph_time(costs, times[0]).items()} == {
+    assert {name: cost.max_time for name, cost in segment_costs._divide_graph_time(costs, times[0]).items()} == {
         "engine_0": 1.5,
         "torch_1": 0.5,
     }

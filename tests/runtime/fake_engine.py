@@ -37,7 +37,7 @@ class FakeLane:
     def is_other_gpu_current(self) -> bool:
         return self.away
 
-    def handle(self) -> int:
+    def current_stream_handle(self) -> int:
         return HANDLE
 
     def run(self, body: Callable[..., Any], *args: Any) -> Any:

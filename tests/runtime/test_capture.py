@@ -49,11 +49,11 @@ def graph_of(calls: list[str]) -> Any:
 
 
 def test_workspaces_of_pytorch_are_those_of_the_graph(calls: list[str]) -> None:
-    with capture(graph_of(calls), (0, 1), STREAM, in_torch=True):
+    with capture(graph_of(calls), (0, 1), STREAM, runs_torch=True):
         calls.append("runs")
     assert calls == ["clear", "begin", "runs", "end", "clear"]
     calls.clear()
-    with capture(graph_of(calls), (0, 1), STREAM, in_torch=False):
+    with capture(graph_of(calls), (0, 1), STREAM, runs_torch=False):
         calls.append("runs")
     assert calls == ["begin", "runs", "end"]
 
@@ -62,7 +62,7 @@ def test_workspaces_of_pytorch_are_those_of_the_graph(calls: list[str]) -> None:
 def test_torch_ends_an_empty_capture_in_the_place_of_one_that_failed(calls: list[str], said: str) -> None:
     """Also of one that CUDA gave up without an error."""
     graph, fails = graph_of(calls), pytest.raises(RuntimeError, match="waits" if said == "waits" else "its own")
-    with fails, capture(graph, (0, 1), STREAM, in_torch=False):
+    with fails, capture(graph, (0, 1), STREAM, runs_torch=False):
         calls.append(said)
         if said == "fails":
             raise RuntimeError("its own")

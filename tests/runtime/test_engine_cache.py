@@ -48,7 +48,7 @@ class FakeEngine:
 
 def attached(path: Path | None) -> RuntimeCache:
     cache = RuntimeCache(path)
-    cache.attach(FakeEngine())
+    cache.create_once(FakeEngine())
     return cache
 
 
@@ -128,12 +128,12 @@ def test_each_gpu_of_a_kind_finds_its_own_kernels(tmp_path: Path, gpus: Any, cap
         gpus.current = gpu
         cache = RuntimeCache.open([Network("e", (), (), ())], tmp_path, kernels)
         assert cache is not None
-        cache.attach(FakeEngine())
+        cache.create_once(FakeEngine())
         return cache
 
     for gpu in (0, 1):
         cache = started(gpu)
-        assert cache.handle.data == MAGIC and cache.is_new
+        assert cache.handle.data == MAGIC and cache.started_empty
         cache.handle.data += b"gpu%d" % gpu
         assert cache.save()
     for gpu in (0, 1, 1, 0):
@@ -142,13 +142,13 @@ def test_each_gpu_of_a_kind_finds_its_own_kernels(tmp_path: Path, gpus: Any, cap
     brought = Kernels(engine_cache.machine_key(), MAGIC + b"gpu0")
     for path in tmp_path.iterdir():
         path.unlink()
-    assert started(0, brought).path is None and not started(0, brought).is_new
+    assert started(0, brought).path is None and not started(0, brought).started_empty
     cache = started(1, brought)
     cache.handle.data += b"gpu1"
-    assert cache.save() and not started(1, brought).is_new, "a program's kernels of another GPU are no hindrance"
+    assert cache.save() and not started(1, brought).started_empty, "a program's kernels of another GPU are no hindrance"
     brought = Kernels(engine_cache.machine_key(), MAGIC + b"gpu0")
     cache = started(0, brought)
-    assert cache.path is None and not cache.is_new, "nor is another GPU's file for those of a program"
+    assert cache.path is None and not cache.started_empty, "nor is another GPU's file for those of a program"
     second = RuntimeCache.open([Network("f", (), (), ())], tmp_path)
     assert second is not None and len(list(tmp_path.iterdir())) == 1
 
@@ -165,7 +165,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: An
 def test_engines_of_a_program_have_one(tmp_path: Path) -> None:
     cache = attached(tmp_path / "a.kernels")
     before = cache.handle
-    cache.attach(FakeEngine())
+    cache.create_once(FakeEngine())
     assert cache.handle is before, "what one engine compiled is there for the next"
 
 
@@ -181,9 +181,9 @@ def test_a_program_with_some_of_anothers_engines_starts_with_its_kernels(tmp_pat
     assert first.save() and not first.may_have_new
     second = RuntimeCache(tmp_path / "second.kernels")
     second.copy_kernels_from(first)
-    assert second.stored() == first.stored() and second.stored()
+    assert second.stored_kernels() == first.stored_kernels() and second.stored_kernels()
     second.copy_kernels_from(RuntimeCache(tmp_path / "none.kernels"))
-    assert second.stored() == first.stored()
+    assert second.stored_kernels() == first.stored_kernels()
 
 
 def test_the_oldest_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,13 +203,13 @@ def test_the_key_names_all_that_kernels_depend_on(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(engine_cache.torch.cuda, "get_device_properties", lambda _: Properties)
     monkeypatch.setattr(engine_cache.torch.cuda, "current_device", lambda: 0)
     one, other = Network("e", (), (), ()), Network("other", (), (), ())
-    keys = [engine_cache.cache_key([one]), engine_cache.cache_key([other]), engine_cache.cache_key([one, other])]
+    keys = [engine_cache.kernels_key([one]), engine_cache.kernels_key([other]), engine_cache.kernels_key([one, other])]
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    keys.append(engine_cache.cache_key([one]))
+    keys.append(engine_cache.kernels_key([one]))
     monkeypatch.setattr(engine_cache, "LIBRARY", "another")
-    keys.append(engine_cache.cache_key([one]))
+    keys.append(engine_cache.kernels_key([one]))
     Properties.name = "Another GPU"
-    keys.append(engine_cache.cache_key([one]))
+    keys.append(engine_cache.kernels_key([one]))
     assert len(set(keys)) == len(keys)
 
 

@@ -21,7 +21,7 @@ from pipeline.records.kernels import Kernels
 from pipeline.runtime import engine_cache, engine_load, program_engines
 from pipeline.runtime.engine_cache import RuntimeCache
 from pipeline.runtime.engine_load import LIBRARY, LOG, LoadedEngine, collect_errors
-from pipeline.runtime.program_engines import LoadResults, compile_kernels, load_engine, load_engines
+from pipeline.runtime.program_engines import LoadResults, compile_kernels, load_engine, try_loading_engines
 from pipeline.stages import unbuilt
 from tests.runtime.engine_runner import EngineRunner
 from tests.runtime.fake_engine import FakeEngine, say
@@ -102,10 +102,10 @@ class FakeGpu:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
-        monkeypatch.setattr(RuntimeCache, "attach", lambda cache, engine: self.caches.append(cache))
+        monkeypatch.setattr(RuntimeCache, "create_once", lambda cache, engine: self.caches.append(cache))
         monkeypatch.setattr(RuntimeCache, "serialize", lambda cache: b"kernels")
-        monkeypatch.setattr(engine_cache, "cache_key", lambda networks: "key")
-        monkeypatch.setattr(engine_cache, "_gpu_path", lambda path: path.with_stem("own"))
+        monkeypatch.setattr(engine_cache, "kernels_key", lambda networks: "key")
+        monkeypatch.setattr(engine_cache, "_path_for_this_gpu", lambda path: path.with_stem("own"))
         for module in (engine_cache, program_engines):
             monkeypatch.setattr(module, "machine_key", lambda: "this GPU")
 
@@ -129,7 +129,7 @@ def program(digests: str, **settings: Any) -> Compiled:
 
 def test_each_plan_is_loaded_once_and_those_that_do_not_load_are_told(fake_gpu: FakeGpu, tmp_path: Path) -> None:
     fake_gpu.words = {"a": GAP}
-    found = load_engines(program("1213", runtime_cache=tmp_path), keep=False)
+    found = try_loading_engines(program("1213", runtime_cache=tmp_path), keep=False)
     assert found is not None and sorted(fake_gpu.loads[:3]) == ["a", "b", "d"] and not found.kernels
     assert fake_gpu.loads[3:] == ["a"], "what fails beside others is loaded again alone"
     assert list(found.refused) == ["a", "c"] and f"refused an execution context ({GAP})" in found.refused["c"]
@@ -137,9 +137,9 @@ def test_each_plan_is_loaded_once_and_those_that_do_not_load_are_told(fake_gpu: 
 
 
 def test_kernels_of_engines_that_load_are_kept_for_the_first_call(fake_gpu: FakeGpu, tmp_path: Path) -> None:
-    on_disk = load_engines(program("12", runtime_cache=tmp_path), keep=True)
+    on_disk = try_loading_engines(program("12", runtime_cache=tmp_path), keep=True)
     assert on_disk == LoadResults() and {cache.path for cache in fake_gpu.caches} == {tmp_path / "key.kernels"}
-    in_memory = load_engines(program("12", runtime_cache=False), keep=True)
+    in_memory = try_loading_engines(program("12", runtime_cache=False), keep=True)
     assert in_memory is not None and in_memory.kernels == Kernels("this GPU", b"kernels")
 
 
@@ -158,7 +158,7 @@ def test_kernels_of_several_engines_are_compiled_at_a_time(fake_gpu: FakeGpu) ->
         patch.setattr(program_engines, "THREADS", 2)
         for cache in (None, RuntimeCache(None, b"kernels"), RuntimeCache(None)):
             if cache is not None:
-                cache._size = len(cache.stored() or b"")
+                cache._size = len(cache.stored_kernels() or b"")
             compile_kernels([*engines, engines[0], print], cache)
             compile_kernels(engines[:1], cache)
     assert len(names) == 4 and all(name.startswith("pipeline-load") for name in names)
@@ -169,7 +169,7 @@ def test_kernels_of_this_machine_take_the_place_of_a_file(fake_gpu: FakeGpu, tmp
 
     def cache(kernels: Kernels, folder: Path | bool) -> tuple[Path | None, bytes | None]:
         found = RuntimeCache.open([NETWORK], folder, kernels)
-        return (None, None) if found is None else (found.path, found.stored())
+        return (None, None) if found is None else (found.path, found.stored_kernels())
 
     path = tmp_path / "key.kernels"
     assert cache(ours, False) == cache(ours, tmp_path) == (None, b"kernels"), "no cache stores what a file brought"
@@ -198,8 +198,8 @@ def test_a_file_has_the_kernels_of_the_machine_that_wrote_it(fake_gpu: FakeGpu, 
 
 def test_nothing_is_said_of_engines_for_other_gpus_or_without_memory(fake_gpu: FakeGpu) -> None:
     fake_gpu.words = {"a": "Requested amount of GPU memory (1 bytes) could not be allocated"}
-    assert load_engines(program("1"), keep=True) is None
-    assert load_engines(program("1", compute_capabilities=("8.9",)), keep=True) is None
+    assert try_loading_engines(program("1"), keep=True) is None
+    assert try_loading_engines(program("1", compute_capabilities=("8.9",)), keep=True) is None
     assert fake_gpu.loads == ["a", "a"]
 
 

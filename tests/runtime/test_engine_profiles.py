@@ -49,6 +49,6 @@ def test_the_session_of_the_last_run_is_told() -> None:
     made: Any = lambda stream, place: Ran()  # noqa: E731
     session: Any = ProfiledSession(NETWORK, made)
     with pytest.raises(pipeline.ExecutionError, match="has not run yet"):
-        session.last  # noqa: B018
+        session.last_session  # noqa: B018
     session([torch.zeros(1, 8), 3], object())
     assert (session.context, session.loaded) == ("context", "engine")

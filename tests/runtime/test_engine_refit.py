@@ -17,7 +17,7 @@ from pipeline.network.engine import Engine
 from pipeline.runtime import engine_refit
 from pipeline.runtime.engine_load import LIBRARY
 from pipeline.runtime.engine_refit import refit, supply_weights
-from pipeline.runtime.program_engines import stream_weights
+from pipeline.runtime.program_engines import set_weight_streaming_budget
 from pipeline.trt import dtype_name, to_trt, trt
 from tests.runtime.fake_engine import say
 
@@ -248,11 +248,11 @@ class Streaming:
 
 def test_a_budget_for_weights_is_set_or_refused(caplog: pytest.LogCaptureFixture) -> None:
     loaded: Any = Streaming(1000)
-    stream_weights("engine_0", loaded, 300)
+    set_weight_streaming_budget("engine_0", loaded, 300)
     assert loaded.budget == 300
-    stream_weights("engine_0", loaded, 5000)
+    set_weight_streaming_budget("engine_0", loaded, 5000)
     assert loaded.budget == 1000
     with pytest.raises(pipeline.ExecutionError, match="1000 bytes of weights"):
-        stream_weights("engine_0", Streaming(1000, least=500), 300)  # type: ignore[arg-type]
-    stream_weights("engine_0", Streaming(0), 300)  # type: ignore[arg-type]
+        set_weight_streaming_budget("engine_0", Streaming(1000, least=500), 300)  # type: ignore[arg-type]
+    set_weight_streaming_budget("engine_0", Streaming(0), 300)  # type: ignore[arg-type]
     assert "no weights of engine_0 can be streamed" in caplog.text

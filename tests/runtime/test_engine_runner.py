@@ -310,16 +310,16 @@ class Full(OutputBuffer):
 
 def test_a_buffer_that_was_not_asked_for_gives_nothing() -> None:
     buffer = OutputBuffer(Binding("y", torch.float32, (-1,), False), CPU)
-    assert buffer.take() is None
+    assert buffer.take_output() is None
     buffer.notify_shape("y", (3,))
-    assert buffer.take() is None, "a shape without memory is no output"
+    assert buffer.take_output() is None, "a shape without memory is no output"
     address = buffer.reallocate_output_async("y", 0, 12, 256, 0)
     assert address
     buffer.notify_shape("y", (3,))
-    result = buffer.take()
+    result = buffer.take_output()
     assert result is not None and (result.dtype, result.shape) == (torch.float32, (3,))
     assert result.data_ptr() == address
-    assert buffer.take() is None
+    assert buffer.take_output() is None
 
 
 def test_an_exception_stays_in_the_callback() -> None:

@@ -32,7 +32,7 @@ def test_other_matmuls_are_of_pytorch(rows: int, terms: int, columns: int, dtype
 def test_other_attention_is_of_pytorch(shape: tuple[int, ...]) -> None:
     query, cache = torch.randn(shape).half(), torch.randn(shape[0], 2, 9, shape[-1]).half()
     if shape[1] % 2:
-        assert not few_rows.attends(query, cache, cache)
+        assert not few_rows.supports_attention(query, cache, cache)
         return
     found = attention_in_graphs(query, cache, cache)
     assert torch.equal(found, scaled_dot_product_attention(query, cache, cache))
@@ -57,7 +57,9 @@ def test_attention_takes_the_condition_of_a_mask(
     args = (x, x.flip(0), x.flip(1), torch.eye(5).roll(1, 0) + torch.eye(5) > 0)
     compiled = pipeline.default(torch_executed_ops={"aten.scaled_dot_product_attention", "aten.where"})(model, args)
     every: list[int] = []
-    own = torch_segment.conditions
-    monkeypatch.setattr(torch_segment, "conditions", lambda *given: every.append(len(rows := [*own(*given)])) or rows)
+    own = torch_segment.replaceable_masks
+    monkeypatch.setattr(
+        torch_segment, "replaceable_masks", lambda *given: every.append(len(rows := [*own(*given)])) or rows
+    )
     torch.testing.assert_close(compiled.module("reference")(*args), model(*args))
     assert every == [found]

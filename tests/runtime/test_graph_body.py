@@ -22,7 +22,7 @@ def called(module: Any, x: torch.Tensor) -> object:
     call._inside, call._fed, call.written = False, {}, []
     with torch.no_grad():
         _, results, _ = call._record(leaves, ON_CPU)
-        call._write_inputs(leaves)
+        call._write_mutated_inputs(leaves)
     module._workers.give(executor)
     return results[0]
 

@@ -97,7 +97,7 @@ def replays(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Made:
     cuda, graph = FakeCuda(feed, take), FakeGraph()
     graph.cuda = cuda
     monkeypatch.setattr(graph_copies, "cudart", cuda.cudart)
-    monkeypatch.setattr(graph_copies, "can_set_addresses", lambda: True)
+    monkeypatch.setattr(graph_copies, "can_set_node_addresses", lambda: True)
     made: Any = Replayer(graph, [feed], [take], **{"random": False, **options})  # type: ignore[arg-type]
     return made, cuda, graph
 
@@ -207,7 +207,7 @@ class Again:
             memory.copy_(self.feed.example + 1)
 
         node = SimpleNamespace(read_from=lambda address: None)
-        return SimpleNamespace(reads=[node], launch=launch, write_to=lambda addresses: None)
+        return SimpleNamespace(reads=[node], launch=launch, write_outputs_to=lambda addresses: None)
 
 
 def test_memory_that_returns_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def test_an_instance_keeps_what_it_copies_and_not_what_the_caller_was_given(monk
 def test_without_cuda_bindings_pytorch_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     feed, take = GraphInput(0, torch.zeros(4), has_copy=False), GraphOutput(torch.zeros(4), has_copy=False)
     graph = SimpleNamespace(replay=lambda: take.value.copy_(feed.held + 1))
-    monkeypatch.setattr(graph_copies, "can_set_addresses", lambda: False)
+    monkeypatch.setattr(graph_copies, "can_set_node_addresses", lambda: False)
     run: Any = Replayer(graph, [feed], [take], random=False)  # type: ignore[arg-type]
     assert (run([torch.ones(4)], STREAM), run.complete) == ((None,), False)
     assert take.value.tolist() == [2.0] * 4

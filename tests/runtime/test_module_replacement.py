@@ -119,7 +119,7 @@ def test_what_would_be_wrong_without_weights_is_an_error(part: Part) -> None:
 def test_it_stays_where_and_what_it_is(part: Part) -> None:
     made = compiled_of(part).in_place_of(part)
     assert made.to("cpu") is made
-    with pytest.raises(pipeline.ExecutionError, match=r"its dtypes or device \(cpu\): float16"):
+    with pytest.raises(pipeline.ExecutionError, match=r"its dtypes or device \(cpu\) to float16"):
         made.half()
     with pytest.raises(TypeError, match="cannot be copied or pickled"):
         copy.deepcopy(made)

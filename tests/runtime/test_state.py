@@ -117,10 +117,10 @@ def test_equal_elements_are_kept_as_one() -> None:
 def test_a_guard_of_a_gpu_tells_the_next_call() -> None:
     guard = PositionGuard(torch.device("cpu"), "keys")
     guard.on_gpu = True  # what it does there, on memory of the CPU
-    guard.note(torch.tensor(False))
+    guard.add_result(torch.tensor(False))
     guard.check()
-    guard.note(torch.tensor(True))
-    guard.note(torch.tensor(False))
+    guard.add_result(torch.tensor(True))
+    guard.add_result(torch.tensor(False))
     with pytest.raises(pipeline.ExecutionError, match="an earlier call has positions outside of keys"):
         guard.check()
 

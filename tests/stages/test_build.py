@@ -107,7 +107,7 @@ def test_a_network_that_comes_out_otherwise_is_refused(converted: Converted, tmp
     first, *rest = network.layers
     other = attrs.evolve(network, layers=(attrs.evolve(first, attributes=(*first.attributes, ("axis", 3))), *rest))
     sent = RemoteBuild(other, tmp_path / "weights", converted.handles[0])
-    with pytest.raises(BuildError, match=r"engine_0: the network .* differs from the description"):
+    with pytest.raises(BuildError, match=r"engine_0 cannot be built .*: the network .* differs from the description"):
         pickle.loads(pickle.dumps(sent)).open_network()
 
 
@@ -358,6 +358,6 @@ def test_an_engine_that_refits_where_tensorrt_builds_none_says_how_to_go_on(
     monkeypatch.setattr(serialized_plans, "CAPABILITIES", known)
     order = BuildOrder(converted.networks[0], frozenset(), CompilationSettings(**fields))
     error = serialized_plans.build_error(order, "CUDA error 222 loading a module")
-    assert error.message == f"{order.name}: CUDA error 222 loading a module"
+    assert error.message == f"{order.name}: TensorRT cannot build the engine: CUDA error 222 loading a module"
     assert (named in error.hint and bool(error.hint)) == (version == (1, 6) and bool(named))
     assert not serialized_plans.build_error(order, "out of memory").hint

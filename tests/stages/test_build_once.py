@@ -107,7 +107,7 @@ def test_a_plan_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     driven: Any = Driven()
     driven.compiled = result
     parts: list[Any] = [
-        module.ProgramModule._runner(driven, result, s, {}, lambda name: torch.zeros(0), loaded)
+        module.ProgramModule._make_runner(driven, result, s, {}, lambda name: torch.zeros(0), loaded)
         for s in result.partitioned.segments
     ]
     assert loads == ["engine_0", f"engine_{LAYERS - 1}"]

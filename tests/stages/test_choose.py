@@ -68,7 +68,7 @@ class Times:
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "has_gpu", lambda: True)
-    monkeypatch.setattr(choose, "share_kernels", lambda before, after: None)
+    monkeypatch.setattr(choose, "copy_cached_kernels", lambda before, after: None)
 
 
 def compiled(times: Any, monkeypatch: pytest.MonkeyPatch, kept: Measurements | None = None, **options: Any) -> Compiled:

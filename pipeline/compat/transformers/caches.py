@@ -21,7 +21,7 @@ from transformers.cache_utils import (
 
 from pipeline.compat.transformers.recurrences import States, WithStates, over_states
 from pipeline.compiled import CompiledModule
-from pipeline.distributed.sharded import check_callable
+from pipeline.distributed.sharded import check_call_is_safe
 from pipeline.errors import CaptureError, ExecutionError, PipelineError
 from pipeline.export_fixes.restore_model_state import restore_distribution_checks
 
@@ -313,7 +313,7 @@ def _as_dynamic_cache(tensors: Sequence[torch.Tensor]) -> DynamicCache:
 def cached_tensors(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, CachedTensor]]:
     """Call a model with one token of one row, and return the tensors that each of its layers caches, by name: ``key``,
     ``value`` and, in some models, ``indexer``, ``conv_0``, ``recurrent_0``."""
-    check_callable(model)
+    check_call_is_safe(model)
     cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     start = torch.zeros((), dtype=torch.int64, device=model.device)
     cache.layers = [_recording_layer(layer, start, type(model).__name__) for layer in cache.layers]

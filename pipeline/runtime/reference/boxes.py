@@ -18,7 +18,7 @@ def _corners(boxes: torch.Tensor, box_format: str) -> torch.Tensor:
     return torch.cat([torch.minimum(first, second), torch.maximum(first, second)], -1)
 
 
-def _overlap(box: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+def _intersection_over_union(box: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """Return the intersection over union of one box with each of several boxes."""
     sides = torch.minimum(box[2:], others[:, 2:]) - torch.maximum(box[:2], others[:, :2])
     shared = sides.clamp(min=0).prod(-1)
@@ -26,26 +26,26 @@ def _overlap(box: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     return torch.where(area > 0, shared / area, torch.zeros_like(area))
 
 
-def _select_boxes(boxes: torch.Tensor, order: torch.Tensor, threshold: float, limit: int) -> Iterator[int]:
-    while order.numel() and limit > 0:
+def _select_boxes(boxes: torch.Tensor, order: torch.Tensor, iou_threshold: float, max_boxes: int) -> Iterator[int]:
+    while order.numel() and max_boxes > 0:
         best, order = int(order[0]), order[1:]
-        limit -= 1
+        max_boxes -= 1
         yield best
-        order = order[_overlap(boxes[best], boxes[order]) <= threshold]
+        order = order[_intersection_over_union(boxes[best], boxes[order]) <= iou_threshold]
 
 
 def nms(
     layer: Layer,
     boxes: torch.Tensor,
     scores: torch.Tensor,
-    most: torch.Tensor,
-    overlap: Maybe = None,
-    lowest: Maybe = None,
+    max_boxes: torch.Tensor,
+    iou_threshold: Maybe = None,
+    score_threshold: Maybe = None,
 ) -> Outputs:
-    """Return the selected (batch, class, box), sorted by batch and descending score, and their number."""
+    """Return the selected boxes as (batch, class, box) indices, by batch and descending score; and their number."""
     corners = _corners(boxes.float(), layer.attribute("bounding_box_format"))
     limit = layer.attribute("topk_box_limit")
-    at_most, above = (0.0 if value is None else float(value) for value in (overlap, lowest))
+    at_most, above = (0.0 if value is None else float(value) for value in (iou_threshold, score_threshold))
     rows: list[tuple[int, int, int]] = []
     for batch in range(scores.shape[0]):
         found = []
@@ -54,7 +54,7 @@ def nms(
             values = scores[batch, :, kind].float()
             order = torch.sort(values, descending=True, stable=True).indices[:limit]
             order = order[values[order] > above]
-            found += [(batch, kind, box) for box in _select_boxes(own, order, at_most, int(most))]
+            found += [(batch, kind, box) for box in _select_boxes(own, order, at_most, int(max_boxes))]
         rows += sorted(found, key=lambda row: -float(scores[row[0], row[2], row[1]]))
     selected = torch.tensor(rows, dtype=torch_dtype(layer.outputs[0].dtype)).reshape(-1, 3)
     return selected, torch.tensor(len(rows), dtype=torch_dtype(layer.outputs[1].dtype))

@@ -16,7 +16,7 @@ def _divide_integers(a: torch.Tensor, b: torch.Tensor, rounding: str) -> torch.T
     return torch.div(a, torch.where(zero, 1, b), rounding_mode=rounding).masked_fill(zero, 0)
 
 
-def _pow(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _power(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Compute a power; integer results with a negative exponent round toward zero."""
     if a.is_floating_point():
         return torch.pow(a, b)
@@ -33,7 +33,7 @@ ELEMENTWISE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] 
     "MIN": lambda a, b: torch.where(b < a, b, a),
     "SUB": torch.sub,
     "DIV": lambda a, b: a / b if a.is_floating_point() else _divide_integers(a, b, "trunc"),
-    "POW": _pow,
+    "POW": _power,
     "FLOOR_DIV": lambda a, b: torch.floor(a / b) if a.is_floating_point() else _divide_integers(a, b, "floor"),
     "AND": torch.logical_and,
     "OR": torch.logical_or,
@@ -128,8 +128,8 @@ def scale(layer: Layer, x: torch.Tensor, **weights: torch.Tensor) -> torch.Tenso
 
 
 def convert_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast as a GPU does: floats are truncated to integers, saturating at the bounds. NaN becomes 0, or the least
-    int64; int8 and uint8 are the low byte of the int32 (measured with TensorRT-RTX 1.4)."""
+    """Cast as a GPU does: floats are truncated to integers, saturating at the bounds. NaN becomes 0, but in
+    int64 the least value; int8 and uint8 are the low byte of the int32 (measured with TensorRT-RTX 1.4)."""
     if not x.is_floating_point() or dtype.is_floating_point or dtype == torch.bool:
         return x.to(dtype)
     if dtype.itemsize == 1:

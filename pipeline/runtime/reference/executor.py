@@ -30,7 +30,7 @@ class Plan:
         flow = read_flow(network)
         wanted = needed_layers(network, flow)
         live = [layer for layer in network.layers if layer.name in wanted]
-        steps = [layer for layer in live if not flow.regions_of(layer) and layer.kind not in LIMITS]
+        steps = [layer for layer in live if not flow.regions_around(layer) and layer.kind not in LIMITS]
         ours = {layer.name for layer in steps if layer.kind not in FLOW}
         kept = {tensor.name for tensor in network.outputs}
         kept |= {name for layer in live if layer.name not in ours for name in input_names(layer)}
@@ -49,9 +49,9 @@ class Frame:
     loop: str | None = None
     parent: "Frame | None" = None
 
-    def loops(self) -> set[str | None]:
+    def enclosing_loops(self) -> set[str | None]:
         """Return the loops of this frame and of all frames around it."""
-        return {self.loop} | (self.parent.loops() if self.parent is not None else set())
+        return {self.loop} | (self.parent.enclosing_loops() if self.parent is not None else set())
 
     def frame_of(self, regions: Collection[str | None]) -> "Frame":
         """Return the innermost frame that runs one of these loops; the outermost frame if none does."""
@@ -81,11 +81,11 @@ def _check_input(tensor: Tensor, inputs: Values) -> torch.Tensor:
     return _check_tensor(tensor, inputs[tensor.name].detach(), f"input {tensor.name!r}")
 
 
-def _clone_if_shared(value: torch.Tensor, foreign: set[int]) -> torch.Tensor:
+def _clone_if_shared(value: torch.Tensor, used_addresses: set[int]) -> torch.Tensor:
     """Return an output, cloned if it shares memory with an input, a weight or another output."""
     value = value.contiguous()
-    value = value.clone() if value.untyped_storage().data_ptr() in foreign else value
-    foreign.add(value.untyped_storage().data_ptr())
+    value = value.clone() if value.untyped_storage().data_ptr() in used_addresses else value
+    used_addresses.add(value.untyped_storage().data_ptr())
     return value
 
 
@@ -109,7 +109,7 @@ class _PlanRun:
         for layer in self.plan.steps:
             ready = layer.kind not in FLOW and all(name is None or name in root.values for name in layer.inputs)
             if not layer.outputs or (ready and layer.outputs[0].name not in root.values):
-                self.execute(layer, root)
+                self.run_layer(layer, root)
             else:
                 for tensor in layer.outputs:
                     self.compute(tensor.name, root)
@@ -119,116 +119,116 @@ class _PlanRun:
             self.compute(tensor.name, root)
         return root.values
 
-    def frame_for(self, name: str, frame: Frame) -> Frame:
-        return frame if frame.parent is None else frame.frame_of(self.flow.inside.get(name, ()))
+    def frame_holding(self, tensor_name: str, frame: Frame) -> Frame:
+        return frame if frame.parent is None else frame.frame_of(self.flow.inside.get(tensor_name, ()))
 
-    def get(self, name: str, frame: Frame) -> torch.Tensor | None:
-        return self.frame_for(name, frame).values.get(name)
+    def find_value(self, tensor_name: str, frame: Frame) -> torch.Tensor | None:
+        return self.frame_holding(tensor_name, frame).values.get(tensor_name)
 
-    def compute(self, name: str, frame: Frame) -> torch.Tensor:
+    def compute(self, tensor_name: str, frame: Frame) -> torch.Tensor:
         """Return a tensor's value, after running the layers that it depends on; not recursive: networks are deep."""
-        value = self.get(name, frame)
+        value = self.find_value(tensor_name, frame)
         if value is not None:
             return value
-        stack = [name]
+        stack = [tensor_name]
         while stack:
-            if self.get(stack[-1], frame) is not None:
+            if self.find_value(stack[-1], frame) is not None:
                 stack.pop()
                 continue
             layer = self.flow.producers[stack[-1]]
-            missing = [need for need in self.needs(layer, frame) if self.get(need, frame) is None]
+            missing = [need for need in self.needed_tensors(layer, frame) if self.find_value(need, frame) is None]
             if missing:
                 stack += missing
             else:
-                self.execute(layer, frame)
-        value = self.get(name, frame)
+                self.run_layer(layer, frame)
+        value = self.find_value(tensor_name, frame)
         assert value is not None
         return value
 
-    def needs(self, layer: Layer, frame: Frame) -> tuple[str, ...]:
+    def needed_tensors(self, layer: Layer, frame: Frame) -> tuple[str, ...]:
         """Return the tensors that a layer needs before it runs: for a conditional, the tensors of the taken branch; for
         a loop, its initial state."""
         region = region_of(layer)
         if layer.kind == "CONDITIONAL_OUTPUT":
-            (condition,) = (input_names(entry)[0] for entry in self.flow.boundaries(region, "CONDITION"))
-            taken = self.get(condition, frame)
+            (condition,) = (input_names(entry)[0] for entry in self.flow.boundary_layers(region, "CONDITION"))
+            taken = self.find_value(condition, frame)
             return (condition,) if taken is None else (input_names(layer)[0 if bool(taken) else 1],)
         if layer.kind != "LOOP_OUTPUT":
             return input_names(layer)
-        entries = [*self.flow.boundaries(region, "RECURRENCE"), *self.flow.boundaries(region, "ITERATOR")]
-        return tuple(input_names(entry)[0] for entry in (*entries, *self.count_limits(region)))
+        entries = [*self.flow.boundary_layers(region, "RECURRENCE"), *self.flow.boundary_layers(region, "ITERATOR")]
+        return tuple(input_names(entry)[0] for entry in (*entries, *self.trip_count_limits(region)))
 
-    def count_limits(self, region: str | None) -> tuple[Layer, ...]:
-        limits = self.flow.boundaries(region, "TRIP_LIMIT")
+    def trip_count_limits(self, region: str | None) -> tuple[Layer, ...]:
+        limits = self.flow.boundary_layers(region, "TRIP_LIMIT")
         return tuple(limit for limit in limits if limit.attribute("kind") == "COUNT")
 
-    def execute(self, layer: Layer, frame: Frame) -> None:
+    def run_layer(self, layer: Layer, frame: Frame) -> None:
         try:
-            results = self.results(layer, frame)
+            results = self.layer_results(layer, frame)
             for row, value in zip(layer.outputs, results, strict=True):
-                self.frame_for(row.name, frame).values[row.name] = _check_tensor(row, value, f"output {row.name!r}")
+                self.frame_holding(row.name, frame).values[row.name] = _check_tensor(row, value, f"output {row.name!r}")
         except Exception as error:
             if getattr(error, "named", False):
                 raise
             text = error.message if isinstance(error, LayerError) else f"{type(error).__name__}: {error}"
-            named = LayerError(f"{layer.kind} {layer.name!r}: {text}")
+            named = LayerError(f"layer {layer.kind} {layer.name!r}: {text}")
             named.named = True
             raise named from error
 
-    def results(self, layer: Layer, frame: Frame) -> tuple[torch.Tensor, ...]:
+    def layer_results(self, layer: Layer, frame: Frame) -> tuple[torch.Tensor, ...]:
         if layer.kind == "LOOP_OUTPUT":
-            return (self.loop(region_of(layer), frame)[layer.name],)
+            return (self.run_loop(region_of(layer), frame)[layer.name],)
         if layer.kind == "CONDITIONAL_OUTPUT":
-            return (self.compute(self.needs(layer, frame)[0], frame),)
+            return (self.compute(self.needed_tensors(layer, frame)[0], frame),)
         if layer.kind == "DIST_COLLECTIVE":
             return (collective(layer, self.compute(input_names(layer)[0], frame), self.group),)
         inputs = [None if name is None else self.compute(name, frame) for name in layer.inputs]
         if layer.kind == "CONDITIONAL_INPUT":
             return tuple(value for value in inputs if value is not None)
         if layer.kind in NOT_MODELLED or layer.kind not in KINDS:
-            raise LayerError(f"the CPU executor lacks it: {NOT_MODELLED.get(layer.kind, 'the kind is unknown')}")
+            raise LayerError(f"the CPU executor lacks this layer: {NOT_MODELLED.get(layer.kind, 'unknown kind')}")
         return KINDS[layer.kind](layer, inputs, {role: self.weights[name] for role, name in layer.weights})
 
-    def loop(self, region: str | None, frame: Frame) -> dict[str, torch.Tensor]:
+    def run_loop(self, region: str | None, frame: Frame) -> dict[str, torch.Tensor]:
         """Run a loop; return its outputs by layer name."""
-        recurrences = self.flow.boundaries(region, "RECURRENCE")
-        exits = self.flow.boundaries(region, "LOOP_OUTPUT")
+        recurrences = self.flow.boundary_layers(region, "RECURRENCE")
+        exits = self.flow.boundary_layers(region, "LOOP_OUTPUT")
         collected: dict[str, list[torch.Tensor]] = {layer.name: [] for layer in exits}
         state = {entry.outputs[0].name: self.compute(input_names(entry)[0], frame) for entry in recurrences}
         inner, trip = Frame(dict(state), region, frame), 0
         while self.has_next_trip(region, inner, trip):
-            self.assert_all(region, inner)
+            self.run_assertions(region, inner)
             for layer in exits:
                 if layer.attribute("kind") != "LAST_VALUE":
                     collected[layer.name].append(self.compute(input_names(layer)[0], inner))
             state = {entry.outputs[0].name: self.compute(input_names(entry)[1], inner) for entry in recurrences}
             inner, trip = Frame(dict(state), region, frame), trip + 1
-        return {layer.name: self.collect(layer, collected[layer.name], inner) for layer in exits}
+        return {layer.name: self.loop_output(layer, collected[layer.name], inner) for layer in exits}
 
     def has_next_trip(self, region: str | None, inner: Frame, trip: int) -> bool:
         """Return whether a loop continues: its count and iterated tensors are not exhausted; its condition holds."""
-        if any(trip >= int(self.compute(input_names(limit)[0], inner)) for limit in self.count_limits(region)):
+        if any(trip >= int(self.compute(input_names(limit)[0], inner)) for limit in self.trip_count_limits(region)):
             return False
-        for iterator in self.flow.boundaries(region, "ITERATOR"):
-            self.bind_slice(iterator, inner, trip)
-        limits = [limit for limit in self.flow.boundaries(region, "TRIP_LIMIT") if limit.attribute("kind") == "WHILE"]
+        for iterator in self.flow.boundary_layers(region, "ITERATOR"):
+            self.bind_iterated_slice(iterator, inner, trip)
+        limits = [row for row in self.flow.boundary_layers(region, "TRIP_LIMIT") if row.attribute("kind") == "WHILE"]
         return all(bool(self.compute(input_names(limit)[0], inner)) for limit in limits)
 
-    def bind_slice(self, iterator: Layer, inner: Frame, trip: int) -> None:
+    def bind_iterated_slice(self, iterator: Layer, inner: Frame, trip: int) -> None:
         source, axis = self.compute(input_names(iterator)[0], inner), iterator.attribute("axis")
         length = source.shape[axis]
         if trip < length:
             index = length - 1 - trip if iterator.attribute("reverse") else trip
             inner.values[iterator.outputs[0].name] = source.select(axis, index)
 
-    def assert_all(self, region: str | None, inner: Frame) -> None:
+    def run_assertions(self, region: str | None, inner: Frame) -> None:
         """Run the assertions of an iteration that are outside of conditionals, since no other layer requires them."""
         for layer in self.plan.network.layers:
-            around = self.flow.regions_of(layer) if layer.kind == "ASSERTION" else frozenset()
-            if region in around and around <= inner.loops():
-                self.execute(layer, inner)
+            around = self.flow.regions_around(layer) if layer.kind == "ASSERTION" else frozenset()
+            if region in around and around <= inner.enclosing_loops():
+                self.run_layer(layer, inner)
 
-    def collect(self, layer: Layer, collected: list[torch.Tensor], last: Frame) -> torch.Tensor:
+    def loop_output(self, layer: Layer, collected: list[torch.Tensor], last: Frame) -> torch.Tensor:
         """Return a loop's output: the last value, or the values of all iterations stacked along an axis."""
         if layer.attribute("kind") == "LAST_VALUE":
             return self.compute(input_names(layer)[0], last)

@@ -33,11 +33,11 @@ class Flow:
     regions: Mapping[str, tuple[Layer, ...]]
     inside: Mapping[str, frozenset[str]]
 
-    def boundaries(self, region: str | None, kind: str) -> tuple[Layer, ...]:
+    def boundary_layers(self, region: str | None, kind: str) -> tuple[Layer, ...]:
         """Return a region's boundary layers of one kind."""
         return tuple(layer for layer in self.regions[region or ""] if layer.kind == kind)
 
-    def regions_of(self, layer: Layer) -> frozenset[str]:
+    def regions_around(self, layer: Layer) -> frozenset[str]:
         """Return the regions around a layer's outputs, or, if it has no outputs, around its inputs."""
         names = [tensor.name for tensor in layer.outputs] or list(input_names(layer))
         return frozenset().union(*(self.inside.get(name, frozenset()) for name in names))

@@ -30,18 +30,18 @@ def _slice_axis(x: torch.Tensor, axis: int, start: int, size: int, stride: int) 
     if size == 0:
         return x.narrow(axis, 0, 0)
     if stride == 0:
-        return x.narrow(axis, start, 1).expand(_with_size(x, axis, size))
+        return x.narrow(axis, start, 1).expand(_shape_with_size(x, axis, size))
     if stride > 0:
         return x[(slice(None),) * axis + (slice(start, last + 1, stride),)]
     return x.index_select(axis, torch.arange(start, last - 1, stride))
 
 
-def _sample(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, value: torch.Tensor | int) -> torch.Tensor:
+def _sample(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, fill_value: torch.Tensor | int) -> torch.Tensor:
     length = x.shape[axis]
     if length == 0:
         if mode != "FILL" and index.numel():
             raise LayerError(f"the layer samples axis {axis}, which is empty, in mode {mode}")
-        return x.new_zeros(_with_size(x, axis, index.numel())) + torch.as_tensor(value).to(x.dtype)
+        return x.new_zeros(_shape_with_size(x, axis, index.numel())) + torch.as_tensor(fill_value).to(x.dtype)
     if mode == "WRAP":
         return x.index_select(axis, index % length)
     if mode == "REFLECT":
@@ -50,14 +50,14 @@ def _sample(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, value: t
     if mode == "CLAMP":
         return taken
     outside = reshape_along_axis((index < 0) | (index >= length), axis, x.dim())
-    return torch.where(outside, torch.as_tensor(value).to(x.dtype), taken)
+    return torch.where(outside, torch.as_tensor(fill_value).to(x.dtype), taken)
 
 
-def _with_size(x: torch.Tensor, axis: int, size: int) -> list[int]:
+def _shape_with_size(x: torch.Tensor, axis: int, size: int) -> list[int]:
     return [size if i == axis else length for i, length in enumerate(x.shape)]
 
 
-def _static_or_dynamic(layer: Layer, name: str, tensor: torch.Tensor | None) -> Sequence[int] | None:
+def _input_or_attribute(layer: Layer, name: str, tensor: torch.Tensor | None) -> Sequence[int] | None:
     given: Sequence[int] | None = layer.attribute(name) if tensor is None else to_integers(tensor)
     return given
 
@@ -69,11 +69,11 @@ def slice_(
     sizes: Maybe = None,
     strides: Maybe = None,
     value: Maybe = None,
-    of_axes: Maybe = None,
+    axes_input: Maybe = None,
 ) -> torch.Tensor:
     """Slice a tensor; start, shape, stride and axes are inputs or attributes. Without axes, they apply to all axes."""
-    start, size = _static_or_dynamic(layer, "start", starts), _static_or_dynamic(layer, "shape", sizes)
-    stride, axes = _static_or_dynamic(layer, "stride", strides), _static_or_dynamic(layer, "axes", of_axes)
+    start, size = _input_or_attribute(layer, "start", starts), _input_or_attribute(layer, "shape", sizes)
+    stride, axes = _input_or_attribute(layer, "stride", strides), _input_or_attribute(layer, "axes", axes_input)
     if start is None or size is None or stride is None:
         raise LayerError("the layer's start, shape or stride is missing")
     mode = layer.attribute("mode")
@@ -86,32 +86,32 @@ def slice_(
     return x
 
 
-def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batched: int) -> torch.Tensor:
-    """Gather slices along an axis; the first ``batched`` dims of data and indices correspond."""
-    flat = _check_indices(indices, x.shape[axis]).reshape(*indices.shape[:batched], -1)
-    if not batched:
+def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batch_dims: int) -> torch.Tensor:
+    """Gather slices along an axis; the first ``batch_dims`` dims of data and indices correspond."""
+    flat = _check_indices(indices, x.shape[axis]).reshape(*indices.shape[:batch_dims], -1)
+    if not batch_dims:
         taken = x.index_select(axis, flat.reshape(-1))
     else:
         taken = torch.stack([row.index_select(axis - 1, own) for row, own in zip(x, flat, strict=True)])
-    return taken.reshape([*x.shape[:axis], *indices.shape[batched:], *x.shape[axis + 1 :]])
+    return taken.reshape([*x.shape[:axis], *indices.shape[batch_dims:], *x.shape[axis + 1 :]])
 
 
-def _positions(x: torch.Tensor, indices: torch.Tensor, batched: int) -> torch.Tensor:
+def _flat_indices(x: torch.Tensor, indices: torch.Tensor, batch_dims: int) -> torch.Tensor:
     """Return, for each index tuple of a gather or scatter, its index into the data with leading dims flattened."""
     depth = indices.shape[-1]
     place = torch.zeros(indices.shape[:-1], dtype=torch.int64)
-    for axis in range(batched):
+    for axis in range(batch_dims):
         place = place * x.shape[axis] + reshape_along_axis(torch.arange(x.shape[axis]), axis, place.dim())
     for part in range(depth):
-        place = place * x.shape[batched + part] + _check_indices(indices[..., part], x.shape[batched + part])
+        place = place * x.shape[batch_dims + part] + _check_indices(indices[..., part], x.shape[batch_dims + part])
     return place
 
 
-def _gather_nd(x: torch.Tensor, indices: torch.Tensor, batched: int) -> torch.Tensor:
-    depth = batched + indices.shape[-1]
+def _gather_nd(x: torch.Tensor, indices: torch.Tensor, batch_dims: int) -> torch.Tensor:
+    depth = batch_dims + indices.shape[-1]
     rest = x.shape[depth:]
     rows = x.reshape([math.prod(x.shape[:depth]), *rest])
-    return rows.index_select(0, _positions(x, indices, batched).reshape(-1)).reshape([*indices.shape[:-1], *rest])
+    return rows.index_select(0, _flat_indices(x, indices, batch_dims).reshape(-1)).reshape([*indices.shape[:-1], *rest])
 
 
 def gather(layer: Layer, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -130,6 +130,6 @@ def scatter(layer: Layer, x: torch.Tensor, indices: torch.Tensor, updates: torch
         return x.scatter(axis, _check_indices(indices, x.shape[axis]), updates)
     depth = indices.shape[-1]
     rows = x.reshape([math.prod(x.shape[:depth]), *x.shape[depth:]]).clone()
-    places = _positions(x, indices, 0).reshape(-1)
+    places = _flat_indices(x, indices, 0).reshape(-1)
     rows[places] = updates.reshape([len(places), *x.shape[depth:]])
     return rows.reshape(x.shape)

@@ -28,7 +28,7 @@ def einsum(layer: Layer, first: torch.Tensor, *others: torch.Tensor) -> torch.Te
     return torch.einsum(layer.attribute("equation"), *map(widen, (first, *others))).to(first.dtype)
 
 
-def _scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def _attention_scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Return attention scores without a scale, since TensorRT leaves scaling to the caller."""
     scores = query @ key.transpose(-1, -2)
     kind = layer.attribute("causal_kind", "UPPER_LEFT" if layer.attribute("causal") else "NONE")
@@ -40,8 +40,8 @@ def _scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask: torch.Te
     return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + widen(mask)
 
 
-def _refuse_unpadded(layer: Layer, *forms: str) -> None:
-    for form in forms:
+def _check_padded(layer: Layer, *form_attributes: str) -> None:
+    for form in form_attributes:
         if layer.attribute(form, "PADDED_BHND") != "PADDED_BHND":
             raise LayerError(f"the CPU executor supports only {form} PADDED_BHND, got {layer.attribute(form)}")
 
@@ -54,15 +54,15 @@ def attention_input(
     mask: Maybe = None,
     scale: Maybe = None,
     query_lengths: Maybe = None,
-    lengths: Maybe = None,
+    key_lengths: Maybe = None,
 ) -> torch.Tensor:
     """Compute attention with a boolean or additive mask, a scale for quantized weights, and the lengths of keys."""
-    _refuse_unpadded(layer, "query_form", "key_value_form")
+    _check_padded(layer, "query_form", "key_value_form")
     repeats = query.shape[1] // max(key.shape[1], 1)
     keys, values = (widen(x).repeat_interleave(repeats, 1) for x in (key, value))
-    weight = _scores(layer, widen(query), keys, mask)
-    if lengths is not None:
-        outside = torch.arange(key.shape[2]) >= lengths.reshape(-1, 1, 1, 1)
+    weight = _attention_scores(layer, widen(query), keys, mask)
+    if key_lengths is not None:
+        outside = torch.arange(key.shape[2]) >= key_lengths.reshape(-1, 1, 1, 1)
         weight = weight.masked_fill(outside, float("-inf") if layer.attribute("norm_op") == "SOFTMAX" else 0)
     if layer.attribute("norm_op") == "SOFTMAX":
         weight = torch.softmax(weight, -1)
@@ -97,7 +97,7 @@ def rotary_embedding(
 
 def kv_cache_update(layer: Layer, cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Return a copy of the KV cache with `update` at each sequence's start index; writes beyond the end are dropped."""
-    _refuse_unpadded(layer, "update_form")
+    _check_padded(layer, "update_form")
     if layer.attribute("cache_mode") != "LINEAR":
         raise LayerError(f"the CPU executor does not support the cache mode {layer.attribute('cache_mode')}")
     place = starts.to(torch.int64)[:, None] + torch.arange(update.shape[2])

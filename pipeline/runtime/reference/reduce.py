@@ -12,14 +12,14 @@ from pipeline.trt import torch_dtype
 Axes = tuple[int, ...]
 
 
-def _extreme(x: torch.Tensor, axes: Axes, of_none: float) -> torch.Tensor:
-    """Return the minimum or maximum along axes; of no elements, ``of_none`` or that bound of an integer dtype."""
+def _min_or_max(x: torch.Tensor, axes: Axes, value_if_empty: float) -> torch.Tensor:
+    """Return the minimum along axes (maximum if ``value_if_empty`` < 0); for integers, a dtype's bound replaces inf."""
     if all(x.shape[axis] for axis in axes):
-        known = replace_nan(x, of_none)
-        return known.amin(axes, keepdim=True) if of_none > 0 else known.amax(axes, keepdim=True)
+        known = replace_nan(x, value_if_empty)
+        return known.amin(axes, keepdim=True) if value_if_empty > 0 else known.amax(axes, keepdim=True)
     if not x.is_floating_point():
-        of_none = torch.iinfo(x.dtype).max if of_none > 0 else torch.iinfo(x.dtype).min
-    return x.new_full([1 if axis in axes else size for axis, size in enumerate(x.shape)], of_none)
+        value_if_empty = torch.iinfo(x.dtype).max if value_if_empty > 0 else torch.iinfo(x.dtype).min
+    return x.new_full([1 if axis in axes else size for axis, size in enumerate(x.shape)], value_if_empty)
 
 
 def _prod(x: torch.Tensor, axes: Axes) -> torch.Tensor:
@@ -43,8 +43,8 @@ def _avg(x: torch.Tensor, axes: Axes) -> torch.Tensor:
 REDUCE: Mapping[str, Callable[[torch.Tensor, Axes], torch.Tensor]] = {
     "SUM": _sum,
     "PROD": _prod,
-    "MAX": lambda x, axes: _extreme(x, axes, -math.inf),
-    "MIN": lambda x, axes: _extreme(x, axes, math.inf),
+    "MAX": lambda x, axes: _min_or_max(x, axes, -math.inf),
+    "MIN": lambda x, axes: _min_or_max(x, axes, math.inf),
     "AVG": _avg,
 }
 
@@ -57,11 +57,11 @@ def reduce(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     return result.reshape([size for axis, size in enumerate(x.shape) if axis not in axes])
 
 
-def top_k(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> Outputs:
+def top_k(layer: Layer, x: torch.Tensor, dynamic_k: Maybe = None) -> Outputs:
     """Return the top values along an axis and their indices; equal values are in order of index, and NaN sorts last."""
     x = replace_nan(x, -math.inf if layer.attribute("op") == "MAX" else math.inf)
     (axis,) = layer.attribute("axes")
-    k = layer.attribute("k") if dynamic is None else int(dynamic)
+    k = layer.attribute("k") if dynamic_k is None else int(dynamic_k)
     values, indices = torch.sort(x, dim=axis, descending=layer.attribute("op") == "MAX", stable=True)
     index_dtype = torch_dtype(layer.outputs[1].dtype)
     return values.narrow(axis, 0, k), indices.narrow(axis, 0, k).to(index_dtype)

@@ -30,9 +30,9 @@ def _input_coordinates(layer: Layer, length: int, size: int, scale: float | None
     return index * step if mode == "ASYMMETRIC" else (index + 0.5) * step - 0.5
 
 
-def _linear(layer: Layer, origin: torch.Tensor) -> Taps:
-    floor = origin.floor()
-    return [(floor, 1 - (origin - floor)), (floor + 1, origin - floor)]
+def _linear_taps(layer: Layer, coordinates: torch.Tensor) -> Taps:
+    floor = coordinates.floor()
+    return [(floor, 1 - (coordinates - floor)), (floor + 1, coordinates - floor)]
 
 
 def _cubic_weight(distance: torch.Tensor, a: float) -> torch.Tensor:
@@ -43,16 +43,16 @@ def _cubic_weight(distance: torch.Tensor, a: float) -> torch.Tensor:
     return torch.where(d <= 1, near, torch.where(d < 2, far, torch.zeros_like(d)))
 
 
-def _cubic(layer: Layer, origin: torch.Tensor) -> Taps:
-    floor, a = origin.floor(), layer.attribute("cubic_coeff")
-    return [(floor + tap, _cubic_weight(origin - floor - tap, a)) for tap in (-1, 0, 1, 2)]
+def _cubic_taps(layer: Layer, coordinates: torch.Tensor) -> Taps:
+    floor, a = coordinates.floor(), layer.attribute("cubic_coeff")
+    return [(floor + tap, _cubic_weight(coordinates - floor - tap, a)) for tap in (-1, 0, 1, 2)]
 
 
-def _nearest(layer: Layer, origin: torch.Tensor) -> Taps:
-    return [(ROUND[layer.attribute("nearest_rounding")](origin), torch.ones_like(origin))]
+def _nearest_taps(layer: Layer, coordinates: torch.Tensor) -> Taps:
+    return [(ROUND[layer.attribute("nearest_rounding")](coordinates), torch.ones_like(coordinates))]
 
 
-TAPS: Mapping[str, Callable[[Layer, torch.Tensor], Taps]] = {"NEAREST": _nearest, "LINEAR": _linear, "CUBIC": _cubic}
+TAPS: Mapping[str, Callable[..., Taps]] = {"NEAREST": _nearest_taps, "LINEAR": _linear_taps, "CUBIC": _cubic_taps}
 
 
 def _mask_outside(taps: Taps, length: int) -> Taps:
@@ -75,10 +75,10 @@ def _resize_axis(layer: Layer, x: torch.Tensor, axis: int, size: int, scale: flo
     return torch.stack([value * reshape_along_axis(weight, axis, x.dim()) for value, weight in picked]).sum(0)
 
 
-def resize(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> torch.Tensor:
+def resize(layer: Layer, x: torch.Tensor, dynamic_shape: Maybe = None) -> torch.Tensor:
     """Resize a tensor axis by axis: to a shape (attribute or second input), or by scales."""
     scales = layer.attribute("scales")
-    sizes = layer.attribute("shape") if dynamic is None else to_integers(dynamic)
+    sizes = layer.attribute("shape") if dynamic_shape is None else to_integers(dynamic_shape)
     if sizes is None:
         sizes = [int(length * scale) for length, scale in zip(x.shape, scales, strict=True)]
     result = x if layer.attribute("resize_mode") == "NEAREST" else widen(x)

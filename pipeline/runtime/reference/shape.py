@@ -33,9 +33,9 @@ def reshape(x: torch.Tensor, sizes: Sequence[int], zero_is_placeholder: bool) ->
     return x.reshape(shape)
 
 
-def shuffle(layer: Layer, x: torch.Tensor, dynamic: Maybe = None) -> torch.Tensor:
+def shuffle(layer: Layer, x: torch.Tensor, dynamic_shape: Maybe = None) -> torch.Tensor:
     x = _permute(x, layer.attribute("first_transpose"))
-    wanted = layer.attribute("reshape_dims") if dynamic is None else to_integers(dynamic)
+    wanted = layer.attribute("reshape_dims") if dynamic_shape is None else to_integers(dynamic_shape)
     if wanted is not None:
         x = reshape(x, wanted, layer.attribute("zero_is_placeholder"))
     return _permute(x, layer.attribute("second_transpose"))
@@ -77,14 +77,14 @@ def reverse_sequence(layer: Layer, x: torch.Tensor, lengths: torch.Tensor) -> to
     return x.gather(sequence, torch.where(place < end, end - 1 - place, place).expand(x.shape))
 
 
-def fill(layer: Layer, sizes: Maybe = None, first: Maybe = None, steps: Maybe = None) -> torch.Tensor:
+def fill(layer: Layer, sizes: Maybe = None, alpha: Maybe = None, beta: Maybe = None) -> torch.Tensor:
     """Fill a tensor with alpha + sum of beta[axis] * index[axis]; a scalar beta is the step of a vector."""
     if layer.attribute("operation") != "LINSPACE":
         raise LayerError(f"the CPU executor does not support {layer.attribute('operation')}: it is random")
     dtype = torch_dtype(layer.outputs[0].dtype)
     result_shape = layer.attribute("shape") if sizes is None else to_integers(sizes)
-    result = torch.as_tensor(layer.attribute("alpha") if first is None else first).to(dtype).expand(result_shape)
-    step = torch.as_tensor(layer.attribute("beta") if steps is None else steps).to(dtype).reshape(-1)
+    result = torch.as_tensor(layer.attribute("alpha") if alpha is None else alpha).to(dtype).expand(result_shape)
+    step = torch.as_tensor(layer.attribute("beta") if beta is None else beta).to(dtype).reshape(-1)
     if step.numel() != len(result_shape):
         raise LayerError(f"LINSPACE has {step.numel()} steps for {len(result_shape)} dimensions")
     for axis, size in enumerate(result_shape):

@@ -64,9 +64,9 @@ def _flatten_batch(layer: Layer, x: torch.Tensor) -> torch.Tensor:
     return x.reshape(math.prod(x.shape[:-rank]), *x.shape[-rank:])
 
 
-def _restore_shape(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _restore_leading_dims(result: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
     """Give a result the leading dims and the dtype of the input."""
-    return result.reshape([*x.shape[: 1 - result.dim()], *result.shape[1:]]).to(x.dtype)
+    return result.reshape([*original.shape[: 1 - result.dim()], *result.shape[1:]]).to(original.dtype)
 
 
 def convolution(
@@ -84,7 +84,7 @@ def convolution(
     result = convolve(values, kernel, None, layer.attribute("stride_nd"), around, dilations, groups)
     if bias is not None:  # separate: torch compiles other kernels for a convolution with bias
         result += bias.reshape(-1, *(1,) * len(pads))
-    return _restore_shape(result, x)
+    return _restore_leading_dims(result, x)
 
 
 def deconvolution(
@@ -101,7 +101,7 @@ def deconvolution(
     if mode.startswith("SAME"):
         extents = _window_extents(kernel.shape[2:], dilations)
         trims = [_split_padding(max(extent - stride, 0), mode) for stride, extent in zip(strides, extents, strict=True)]
-    return _restore_shape(pad(full, [(-before, -after) for before, after in trims]), x)
+    return _restore_leading_dims(pad(full, [(-before, -after) for before, after in trims]), x)
 
 
 def _average_pool(layer: Layer, x: torch.Tensor, pads: Pads) -> torch.Tensor:
@@ -141,4 +141,4 @@ def pooling(layer: Layer, x: torch.Tensor) -> torch.Tensor:
         result = (1 - blend) * _max_pool(layer, values, pads) + blend * _average_pool(layer, values, pads)
     else:
         raise LayerError(f"the CPU executor does not support pooling of kind {kind}")
-    return _restore_shape(result, x)
+    return _restore_leading_dims(result, x)
