@@ -1,5 +1,5 @@
-"""Decompose operators to operators that have converters: elementwise functions without a TensorRT layer, losses that
-torch decomposes incorrectly, distances between vectors, sums of products, and overlap-add."""
+"""Decompose mathematical operators without a TensorRT layer to operators that have converters.
+These are elementwise functions, losses that torch decomposes wrongly, distances, sums of products, and overlap-add."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ NO_NONZERO = Rejection(
 
 
 def check_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Only the tensorrt package can run this: tensorrt_rtx has no NonZero layer."""
+    """The tensorrt package must be used, since tensorrt_rtx has no NonZero layer."""
     return CAPABILITIES.nonzero or NO_NONZERO
 
 
@@ -55,7 +55,7 @@ def nonzero_numpy(net: Net, *operands: Value) -> list[Any]:
 
 @converts(aten.index.Tensor, validator=check_nonzero, requires_output_allocator=True)
 def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
-    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: the coordinates of True are the indices."""
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: gather at their true elements."""
     given: list[Any] = []
     for each, node in zip(indices, argument(net.node, "indices"), strict=True):
         if each is None or node.meta["val"].dtype not in MASKS:

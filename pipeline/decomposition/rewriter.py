@@ -17,7 +17,7 @@ from pipeline.aten.types import Argument, Function, Node, aten
 from pipeline.capture.fake_tensors import fake_mode
 from pipeline.converters.attention import is_slow_attention
 from pipeline.converters.lookup import is_kept_in_torch
-from pipeline.converters.matmul import equivalent_operator, grouped_mm, is_faster_in_torch
+from pipeline.converters.matmul import equivalent_operator, grouped_mm, is_grouped_mm_faster_in_torch
 from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.candidates import CallSearch, Decompositions, check_results
 from pipeline.decomposition.complex import ComplexValues, has_complex
@@ -110,7 +110,7 @@ class Rewriter:
             return False
         (rows, _), matrices = (shape_of(x.meta["val"]) for x in call.args[:2])
         tuned = [bounds(rows, {**self.program.shapes, **each}).opt for each in self.program.profiles or (FrozenDict(),)]
-        return all(isinstance(size, int) for size in matrices) and is_faster_in_torch(tuned, matrices)
+        return all(isinstance(size, int) for size in matrices) and is_grouped_mm_faster_in_torch(tuned, matrices)
 
     def add_call(self, call: Call) -> Node:
         """Add an operator call to the new graph, without decomposing it."""

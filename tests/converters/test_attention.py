@@ -328,7 +328,7 @@ def test_long_attentions_run_where_they_are_faster(dynamic: bool, monkeypatch: p
 
     assert not fallbacks(1024)
     monkeypatch.setattr(table, "current_compute_capability", lambda: "9.0")
-    assert "PyTorch's kernel is faster on GPUs of this" in str(fallbacks(1024))
+    assert "PyTorch's attention is faster than TensorRT's on this" in str(fallbacks(1024))
     assert not fallbacks(1024, torch.float32) and not fallbacks(512)
     assert not fallbacks(1024, faster_in_torch=False) and not fallbacks(1024, require_full_compilation=True)
 
