@@ -13,8 +13,8 @@ from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
-from pipeline.impl.attention import float32_attention, fused_attention, has_key_in_each_row
-from pipeline.impl.attention_limits import Case, first_unmet_condition, pad_case
+from pipeline.impl.attention import float32_attention, fused_attention, has_unmasked_key_per_row
+from pipeline.impl.attention_limits import AttentionCase, first_unmet_condition, pad_case
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
@@ -53,12 +53,12 @@ def is_slow_attention(node: torch.fx.Node, settings: CompilationSettings) -> boo
     return query.dtype in HALVES and all(n is not None and n >= LONG for n in lengths)  # None depends on data
 
 
-def _attention_case(node: torch.fx.Node) -> Case:
+def _attention_case(node: torch.fx.Node) -> AttentionCase:
     """Return the dtypes, shapes and options of an attention node, to check whether TensorRT fuses the attention."""
     mask = argument(node, "attn_mask")
     query, key, value = (argument(node, name).meta["val"] for name in ("query", "key", "value"))
     bias = None if mask is None else mask.meta["val"]
-    return Case(
+    return AttentionCase(
         dtype=query.dtype,
         query=shape_of(query),
         key=shape_of(key),
@@ -90,9 +90,9 @@ def attention(
     float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"""
     query, key, value = (base.tensor(net, x) for x in (query, key, value))
     case = _attention_case(net.node)
-    has_key = is_marked_open_mask(argument(net.node, "attn_mask")) or has_key_in_each_row(net, attn_mask)
+    has_unmasked_keys = is_marked_open_mask(argument(net.node, "attn_mask")) or has_unmasked_key_per_row(net, attn_mask)
     scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
-    options: dict[str, Any] = {"has_key": has_key, "causal": case.causal, "scale": scale}
+    options: dict[str, Any] = {"has_unmasked_keys": has_unmasked_keys, "causal": case.causal, "scale": scale}
     if is_fused(net.node, net.ctx.compilation_settings):
         return fused_attention(net, query, key, value, attn_mask, **options)
     return float32_attention(net, query, key, value, attn_mask, gqa=case.gqa, **options)

@@ -22,7 +22,7 @@ from pipeline.converters.binding import converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
 from pipeline.impl import matmul as impl
-from pipeline.impl.attention import first_row, not_alone
+from pipeline.impl.attention import duplicate_single_query, keep_first_row
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.quirks import matmul_neighbours
@@ -35,10 +35,10 @@ def matmul(net: Net, *factors: Value) -> ITensor:
     a, b = _separate_transposed_operands(net, factors)
     lone = _reads_attention_weights(net.node)
     if lone:
-        a, lone = not_alone(net, base.tensor(net, a))
+        a, lone = duplicate_single_query(net, base.tensor(net, a))
     result = impl.matmul(net, a, b)
     result = impl.separate_transpose(net, result, matmul_neighbours.RESULT)
-    return first_row(net, result) if lone else result
+    return keep_first_row(net, result) if lone else result
 
 
 def _separate_transposed_operands(net: Net, factors: Sequence[Value], first_position: int = 0) -> list[Value]:

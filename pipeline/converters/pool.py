@@ -16,7 +16,7 @@ from pipeline.impl import base, pool
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.pool import gather_argmax, gather_max, gather_mean
 from pipeline.impl.pool_windows import Windows, adaptive_positions
-from pipeline.impl.reduce import all_dims, extremum, reduce
+from pipeline.impl.reduce import extremum, reduce, reduced_dims
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
@@ -75,7 +75,7 @@ def _reject_dynamic(node: torch.fx.Node, operation: str) -> Rejection:
 def _check_max_pool(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Dilation, integers and returned indices need static sizes, since TensorRT's layer does not support them."""
     windows = _pool_windows(node, MAX[node.target])
-    if windows.static:
+    if windows.has_static_sizes:
         return True
     if max(windows.dilation) > 1:
         return _reject_dynamic(node, "dilated pooling")
@@ -138,7 +138,7 @@ def avg_pool(
     x, windows = base.tensor(net, input), _pool_windows(net.node, rank)
     if windows.rounds_up and _has_single_window(net.node, windows):
         wide = base.cast(net, x, torch.float32)
-        mean = reduce(net, "AVG", wide, all_dims(range(-rank, 0), base.rank(x)), keepdim=True)
+        mean = reduce(net, "AVG", wide, reduced_dims(range(-rank, 0), base.rank(x)), keepdim=True)
         return base.cast(net, mean, base.dtype_of(x))
     return pool.avg_pool(net, x, windows, count_include_pad, divisor_override)
 

@@ -75,7 +75,7 @@ def deviation(
     """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor;
     var.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"""
     correction = float(unbiased) if correction is None else correction
-    variance, mean = reduce.variance(net, input, dim, correction, keepdim)
+    variance, mean = reduce.variance_and_mean(net, input, dim, correction, keepdim)
     spread = base.unary(net, "SQRT", variance) if "deviation" in result_names else variance
     made = [cast_to_result(net, r) for r in (spread, mean)[: len(result_names)]]
     return made[0] if len(made) == 1 else tuple(made)

@@ -73,7 +73,7 @@ def select(net: Net, input: Value, dim: int, index: int) -> ITensor:
     """select.int(Tensor self, int dim, SymInt index) -> Tensor"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
     if _slice.is_data_dependent(net, index):
-        return take_one(net, input, base.scalar_of(net, index), dim)
+        return take_one(net, input, base.size_as_scalar(net, index), dim)
     return _slice.select(net, input, dim, index)
 
 

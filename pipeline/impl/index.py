@@ -64,7 +64,7 @@ def iota(net: Net, shape: Sequence[Size], steps: Sequence[Size], start: Size = 0
         return base.constant(net, _constant_iota(shape, steps, start))
     layer = net.add("fill", (1,) * len(shape), trt.FillOperation.LINSPACE, to_trt(torch.int64))
     layer.set_input(0, base.shape_tensor(net, shape))
-    layer.set_input(1, base.scalar_of(net, start))
+    layer.set_input(1, base.size_as_scalar(net, start))
     layer.set_input(2, base.shape_tensor(net, steps))
     return base.with_sizes(net, layer.get_output(0), shape)
 
@@ -97,7 +97,7 @@ def _broadcast_size(net: Net, size: Size, index: ITensor) -> ITensor:
     rank, dtype = base.rank(index), base.dtype_of(index)
     if isinstance(size, int):
         return base.tensor(net, size, dtype, rank=rank)
-    value = base.size_tensor(net, size) if rank else base.scalar_of(net, size)
+    value = base.size_tensor(net, size) if rank else base.size_as_scalar(net, size)
     return base.tensor(net, value, dtype, rank=rank)
 
 

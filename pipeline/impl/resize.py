@@ -1,5 +1,6 @@
-"""Resize the last dims, and sample at given coordinates, by TensorRT's layers. If a layer's coordinates differ from
-eager's, each result is instead a weighted sum of elements at positions known at build time (taps), dim by dim."""
+"""Resize the last dims, and sample at given coordinates, by TensorRT's layers.
+If a layer's coordinates differ from eager's, each element of the result is instead a weighted sum of some elements of
+the input, at positions (taps) that are known at build time; this is done dim by dim."""
 
 from __future__ import annotations
 
