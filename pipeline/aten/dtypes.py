@@ -78,10 +78,10 @@ _TAKES: Final[Mapping[str, Callable[[torch.dtype], bool]]] = MappingProxyType(
 class DtypeViolation:
     """A value whose dtype its operator does not accept, with the expected dtype in words and the reason."""
 
-    value: torch.fx.Node
-    found: torch.dtype
-    due: str
-    why: str
+    node: torch.fx.Node
+    actual: torch.dtype
+    expected: str
+    reason: str
 
 
 def find_dtype_violations(node: torch.fx.Node) -> Iterator[DtypeViolation]:

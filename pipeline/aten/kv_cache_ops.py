@@ -1,5 +1,5 @@
-"""Define operators that write rows into a KV cache: ``pipeline::cache_update``, which engines compute in place, and
-``pipeline::cache_write``, which PyTorch computes."""
+"""Define operators that write rows into a KV cache.
+Engines compute ``pipeline::cache_update`` in place; PyTorch computes ``pipeline::cache_write``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor
     return cache_update_(cache.clone(), update, starts)
 
 
-def cache_positions(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+def cache_row_indices(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Return the row indices [B, L] that an update writes; raise an `IndexError` if an index is outside of the cache.
     On a GPU and under torch.compile, a device-side assertion checks the indices, so that the host does not wait."""
     steps = torch.arange(update.shape[2], device=update.device)
@@ -41,7 +41,7 @@ def cache_write(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torc
 
 def cache_update_(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Write an update into the cache itself, from each batch's start on (see `cache_update`), and return the cache."""
-    positions = cache_positions(cache, update, starts)
+    positions = cache_row_indices(cache, update, starts)
     cache[torch.arange(update.shape[0], device=update.device)[:, None], :, positions] = update.transpose(1, 2)
     return cache
 

@@ -1,5 +1,5 @@
-"""Define recurrent layers over sequences of different lengths: ``pipeline::packed_lstm`` and its siblings compute
-torch's result for a packed sequence from padded rows and lengths."""
+"""Define recurrent layers over sequences of different lengths.
+``pipeline::packed_lstm``, for example, computes torch's result for a packed sequence from padded rows and lengths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pack_rows(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return data, sizes, order.to(rows.device)
 
 
-def _run_rows(
+def _run_packed_layer(
     layer: Callable[..., Sequence[Tensor]],
     input: Tensor,
     lengths: Tensor,
@@ -60,11 +60,11 @@ def _result_shapes(
     return (output, *map(torch.empty_like, states))
 
 
-def _padded_operator(layer: Target) -> Target:
+def _define_padded_operator(layer: Target) -> Target:
     """Define and return the operator on padded rows that computes a layer's overload for packed sequences."""
     name, two = layer._schema.name.removeprefix("aten::"), layer is aten.lstm.data
     schema = f"({GIVEN}, {'Tensor[]' if two else 'Tensor'} hx, {ARGUMENTS}) -> (Tensor, Tensor{', Tensor' * two})"
-    run = partial(_run_rows, layer)
+    run = partial(_run_packed_layer, layer)
     made = torch.library.custom_op(f"pipeline::packed_{name}", run, mutates_args=(), schema=schema)
     made.register_fake(_result_shapes)
     return getattr(torch.ops.pipeline, f"packed_{name}").default
@@ -72,7 +72,7 @@ def _padded_operator(layer: Target) -> Target:
 
 LAYERS: Final[Mapping[Target, Target]] = FrozenDict(
     {
-        layer: _padded_operator(layer)
+        layer: _define_padded_operator(layer)
         for layer in (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)
     }
 )

@@ -162,15 +162,15 @@ def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int])
     result = input.to(torch.int32) - expand_blocks(zero_point.to(torch.int32), input.shape, block)
     kind = TYPES[type]
     if bool(((result < kind.low) | (result > kind.high)).any()):
-        raise ValueError(f"a quantized value minus its zero point overflows {type}; recompile it with these weights")
+        raise ValueError(f"a quantized value minus its zero point overflows {type}; recompile with these weights")
     return result.to(torch.int8)
 
 
-def _fake_codes(input: Tensor, scale: Tensor, type: str, *_: Argument) -> Tensor:
+def _fake_quantized(input: Tensor, scale: Tensor, type: str, *_: Argument) -> Tensor:
     return torch.empty_like(input, dtype=TYPES[type].codes)
 
 
-def _fake_values(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _fake_dequantized(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
     shape = list(input.shape)
     if is_packed(input, type):
         shape[-1] = 2 * shape[-1]
@@ -181,13 +181,13 @@ def _fake_packed(input: Tensor, type: str) -> Tensor:
     return input.new_empty([*input.shape[:-1], input.shape[-1] // 2], dtype=torch.uint8)
 
 
-def _fake_blocks(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
+def _fake_block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
     kind = torch.float8_e8m0fnu if scale is None else torch.float8_e4m3fn
     scales = input.new_empty([*input.shape[:-1], input.shape[-1] // size], dtype=kind)
     return torch.empty_like(input, dtype=TYPES[type].codes), scales
 
 
-def _fake_same(input: Tensor, *_: Argument) -> Tensor:
+def _fake_like_input(input: Tensor, *_: Argument) -> Tensor:
     return torch.empty_like(input)
 
 
@@ -197,11 +197,11 @@ def _fake_centered(input: Tensor, *_: Argument) -> Tensor:
 
 _library = torch.library.Library("pipeline", "FRAGMENT")
 for _meaning, _fake, _schema in (
-    (quantize, _fake_codes, "(Tensor input, Tensor scale, str type, int[] block, bool reciprocal=False) -> Tensor"),
-    (dequantize, _fake_values, "(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor"),
-    (fake_quantize, _fake_same, "(Tensor input, Tensor scale, str type, int[] block) -> Tensor"),
-    (fake_quantize_blocks, _fake_same, "(Tensor input, Tensor? scale, str type, int size) -> Tensor"),
-    (block_codes, _fake_blocks, "(Tensor input, Tensor? scale, str type, int size) -> (Tensor, Tensor)"),
+    (quantize, _fake_quantized, "(Tensor input, Tensor scale, str type, int[] block, bool reciprocal=False) -> Tensor"),
+    (dequantize, _fake_dequantized, "(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor"),
+    (fake_quantize, _fake_like_input, "(Tensor input, Tensor scale, str type, int[] block) -> Tensor"),
+    (fake_quantize_blocks, _fake_like_input, "(Tensor input, Tensor? scale, str type, int size) -> Tensor"),
+    (block_codes, _fake_block_codes, "(Tensor input, Tensor? scale, str type, int size) -> (Tensor, Tensor)"),
     (centered, _fake_centered, "(Tensor input, Tensor zero_point, str type, int[] block) -> Tensor"),
     (pack, _fake_packed, "(Tensor input, str type) -> Tensor"),
 ):

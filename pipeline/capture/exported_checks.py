@@ -146,14 +146,14 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
     inputs = {port.name for port in program.inputs}
     usual = {torch.float32, *(tensor.dtype for tensor in program.parameters.values())}
     for node in program.graph.nodes:
-        found = sorted(find_dtype_violations(node), key=lambda misfit: misfit.found in usual)
+        found = sorted(find_dtype_violations(node), key=lambda misfit: misfit.actual in usual)
         for misfit in found:
             sources = _dtype_sources(misfit)
             if sources and sources <= inputs:
                 name = next(port.name for port in program.inputs if port.name in sources)
-                raise DtypeError(name, short_name(misfit.found), misfit.due, _misfit_text(node, misfit))
-        if found:
-            have = f"{_misfit_text(node, found[0])}, not {short_name(found[0].found)} where {found[0].due} is expected"
+                raise DtypeError(name, short_name(misfit.actual), misfit.expected, _misfit_text(node, misfit))
+        if first := next(iter(found), None):
+            have = f"{_misfit_text(node, first)}, not {short_name(first.actual)} where {first.expected} is expected"
             raise CaptureError(f"the model has a dtype error: {have}", "cast the value in the model: eager also fails")
     return program
 
@@ -180,11 +180,11 @@ def check_resizes(program: Program, _: ExportNotes) -> Program:
 
 def _dtype_sources(misfit: DtypeViolation) -> set[str]:
     """Return the names of the placeholders that give the value of a `DtypeViolation` its wrong dtype."""
-    seen, todo = set[torch.fx.Node](), [misfit.value]
+    seen, todo = set[torch.fx.Node](), [misfit.node]
     while todo:
         node = todo.pop()
         value = node.meta.get("val")
-        if node not in seen and isinstance(value, torch.Tensor) and value.dtype == misfit.found:
+        if node not in seen and isinstance(value, torch.Tensor) and value.dtype == misfit.actual:
             seen.add(node)
             todo += node.all_input_nodes
     return {node.name for node in seen if node.op == "placeholder"}
@@ -192,4 +192,4 @@ def _dtype_sources(misfit: DtypeViolation) -> set[str]:
 
 def _misfit_text(node: torch.fx.Node, misfit: DtypeViolation) -> str:
     where = source_line(node)
-    return f"{node.target}{where and f' ({where})'} {misfit.why}"
+    return f"{node.target}{where and f' ({where})'} {misfit.reason}"

@@ -140,7 +140,7 @@ def record_effects(
     before = {_storage_of(tensor) for tensor in _tensors_in((args, kwargs))}
     made = {_storage_of(tensor) for tensor in _tensors_in(result)} - before
     for branch in now.open_branches:
-        why = conditional_reason(func, args, result, undone=bool(written) and written <= branch.memory)
+        why = conditional_reason(func, args, result, mutates_own_memory=bool(written) and written <= branch.memory)
         branch.effect = branch.effect or (f"{func} {why}" if why else "")
         branch.memory |= made
     return result

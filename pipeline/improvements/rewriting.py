@@ -149,7 +149,7 @@ class Rewriting:
 
     def is_constant(self, node: object) -> bool:
         """Return whether a value is a number, or depends only on the model's tensors, so that it can be folded."""
-        return graphs.evaluate(self._is_constant, node, known=self._constant)
+        return graphs.evaluate_recursively(self._is_constant, node, known_results=self._constant)
 
     def _is_constant(self, node: object) -> graphs.Steps[bool]:
         if not isinstance(node, Node):

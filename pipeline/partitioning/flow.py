@@ -121,7 +121,7 @@ def copied_nodes(program: Program, supported: Callable[[Node], bool]) -> frozens
     below: dict[Node, frozenset[Node]] = {}
     known = {s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n)}
     for node in program.graph.nodes:
-        if not is_operator(node) or not supported(node) or not is_cheap(node, sources=True):
+        if not is_operator(node) or not supported(node) or not is_cheap(node, creation=True):
             continue
         tensors = [n for n in operands(node) if n.name not in program.constants and n not in below]
         sizes = {s for n in tensors if _is_size(n) for s in symbols_of(n)}
