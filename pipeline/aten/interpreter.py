@@ -169,14 +169,14 @@ def get_attribute(module: torch.nn.Module, path: str) -> Argument:
     raise AttributeError(f"the graph has no tensor or submodule {path[:80]!r}")
 
 
-def interpret(
+def interpreter_of(
     module: torch.fx.GraphModule, tensor_of: Callable[[torch.Tensor], Argument], replace: ReplaceConstant
 ) -> Interpreter:
     """Convert the graph of a control-flow operator, and graphs nested in it, to an interpreter; ``tensor_of`` maps
     tensors."""
 
     def attribute(path: str) -> object:
-        value = get_attribute(module, path)
-        return interpret(value, tensor_of, replace) if isinstance(value, torch.fx.GraphModule) else tensor_of(value)
+        item = get_attribute(module, path)
+        return interpreter_of(item, tensor_of, replace) if isinstance(item, torch.fx.GraphModule) else tensor_of(item)
 
     return make_interpreter(module.graph, attribute, replace)

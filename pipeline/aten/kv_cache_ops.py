@@ -52,12 +52,12 @@ def cache_write_(cache: torch.Tensor, dim: int, index: torch.Tensor, source: tor
 
 
 @cache_write.register_fake
-def _(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def _fake_cache_write(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(cache, memory_format=torch.contiguous_format)
 
 
 @cache_update.register_fake
-def _(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+def _fake_cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(cache, memory_format=torch.contiguous_format)
 
 

@@ -1,5 +1,5 @@
 """Define predicates on calls in a graph, by operator and arguments.
-`conditional_reason` finds calls that must run only if their branch is selected: an engine computes both branches."""
+`branch_only_reason` finds calls that must run only if their branch is selected: an engine computes both branches."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def is_pointwise(node: torch.fx.Node) -> bool:
     return kind is Kind.POINTWISE or (kind is Kind.COPIES and torch.Tag.pointwise in getattr(node.target, "tags", ()))
 
 
-def is_move(node: torch.fx.Node) -> bool:
+def moves_elements(node: torch.fx.Node) -> bool:
     """Return whether a node only moves or casts elements: it is a view, a copy or a cast."""
     return op_kind(node.target) in (Kind.COPIES, Kind.DECLARES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES) or is_view(
         node.target
     )
 
 
-def is_cheap(node: torch.fx.Node, *, creation: bool = False) -> bool:
-    """Return whether a node costs almost nothing: it moves elements, is elementwise, or, with ``creation``, creates
-    a tensor."""
-    return is_move(node) or is_pointwise(node) or (creation and op_kind(node.target) is Kind.FILLS)
+def is_cheap(node: torch.fx.Node, *, include_creation: bool = False) -> bool:
+    """Return whether a node costs almost nothing: it moves elements, is elementwise, or creates a tensor (if
+    ``include_creation``)."""
+    return moves_elements(node) or is_pointwise(node) or (include_creation and op_kind(node.target) is Kind.FILLS)
 
 
 def has_randomness(node: torch.fx.Node) -> bool:
@@ -78,7 +78,7 @@ BY_POSITIONS: Final = frozenset(_BY_POSITIONS.split())
 _DIVIDES: Final = frozenset(("div", "floor_divide", "remainder", "fmod"))
 
 
-def conditional_reason(target: Target, args: Argument, result: object, *, mutates_own_memory: bool = False) -> str:
+def branch_only_reason(target: Target, args: Argument, result: object, *, mutates_own_memory: bool = False) -> str:
     """Return the reason why a call must not run unless its branch is selected; empty if the call may always run.
 
     Args:

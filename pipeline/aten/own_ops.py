@@ -34,7 +34,7 @@ def size(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 @size.register_fake
-def _(x: torch.Tensor, dim: int) -> torch.Tensor:
+def _fake_size(x: torch.Tensor, dim: int) -> torch.Tensor:
     return x.new_empty((), dtype=torch.int64)
 
 
@@ -76,7 +76,7 @@ def linear_attention(
 
 
 @linear_attention.register_fake
-def _(
+def _fake_linear_attention(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     return value.new_empty(value.shape), state.new_empty(state.shape)
@@ -113,7 +113,7 @@ def selective_scan(
 
 
 @selective_scan.register_fake
-def _(input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_scan(input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return input.new_empty(input.shape), state.new_empty(state.shape)
 
 

@@ -84,7 +84,7 @@ def nearest_fp4_indices(x: Tensor) -> Tensor:
     return (code + 8 * x.signbit()).to(torch.int8)
 
 
-def code_values(codes: Tensor, type: str) -> Tensor:
+def codes_to_float32(codes: Tensor, type: str) -> Tensor:
     """Convert quantized values to float32, without multiplying by a scale."""
     if type != "fp4":
         return codes.float()
@@ -121,7 +121,7 @@ def quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], reci
 def dequantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Dequantize: return the quantized values times their scales, in ``dtype``."""
     codes = unpack(input, type) if is_packed(input, type) else input
-    return (code_values(codes, type) * expand_blocks(scale, codes.shape, block).float()).to(dtype)
+    return (codes_to_float32(codes, type) * expand_blocks(scale, codes.shape, block).float()).to(dtype)
 
 
 def fake_quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int]) -> Tensor:
@@ -133,8 +133,8 @@ def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: i
     """Quantize and dequantize a tensor, with a scale for each block along the last dim that is computed from its
     values: a power of two (MXFP8), or an FP8 value times ``scale`` (NVFP4)."""
     codes, scales = block_codes(input, scale, type, size)
-    each = code_values(scales, "fp8") * (1.0 if scale is None else scale.float())
-    made: Tensor = code_values(codes, type).unflatten(-1, (-1, size)) * each[..., None]
+    each = codes_to_float32(scales, "fp8") * (1.0 if scale is None else scale.float())
+    made: Tensor = codes_to_float32(codes, type).unflatten(-1, (-1, size)) * each[..., None]
     return made.flatten(-2).to(input.dtype)
 
 
@@ -146,10 +146,10 @@ def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tu
     return round_to_type(torch.where(each == 0, 0.0, blocks / each), type).flatten(-2), scales
 
 
-def block_scales(largest: Tensor, scale: Tensor | None, type: str) -> Tensor:
+def block_scales(block_maxima: Tensor, scale: Tensor | None, type: str) -> Tensor:
     """Return the scale of each block from its largest magnitude. Without ``scale`` it is the smallest power of two
     (E8M0) that keeps the block in the type's range; else an E4M3 value, to be multiplied by ``scale``."""
-    wanted = largest / TYPES[type].high
+    wanted = block_maxima / TYPES[type].high
     if scale is None:
         exponent = torch.where(wanted > 0, wanted.log2().ceil(), -127.0).clamp(-127, 127)
         return torch.exp2(exponent).to(torch.float8_e8m0fnu)

@@ -75,7 +75,7 @@ def is_fused(node: torch.fx.Node, settings: CompilationSettings) -> bool:
     return not settings.decompose_attention and first_unmet_condition(pad_case(_attention_case(node))) is None
 
 
-def is_marked_open_mask(mask: Any) -> bool:
+def promises_key_in_row(mask: Any) -> bool:
     """Return whether a mask is the result of ``open_mask``: each of the mask's rows has at least one unmasked key."""
     while isinstance(mask, torch.fx.Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
@@ -90,7 +90,7 @@ def attention(
     float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"""
     query, key, value = (base.tensor(net, x) for x in (query, key, value))
     case = _attention_case(net.node)
-    has_unmasked_keys = is_marked_open_mask(argument(net.node, "attn_mask")) or has_unmasked_key_per_row(net, attn_mask)
+    has_unmasked_keys = promises_key_in_row(argument(net.node, "attn_mask")) or has_unmasked_key_per_row(net, attn_mask)
     scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
     options: dict[str, Any] = {"has_unmasked_keys": has_unmasked_keys, "causal": case.causal, "scale": scale}
     if is_fused(net.node, net.ctx.compilation_settings):

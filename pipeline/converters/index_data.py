@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.op_predicates import is_move
+from pipeline.aten.op_predicates import moves_elements
 from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
@@ -118,7 +118,7 @@ def _check_item(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
 def _describe_producer(node: torch.fx.Node) -> str:
     """Describe, for an error message, the node that computed the tensor from which ``node`` reads a number."""
     source = node.all_input_nodes[0]
-    while is_move(source) or source.target is operator.getitem:
+    while moves_elements(source) or source.target is operator.getitem:
         source = source.all_input_nodes[0]
     return f"{source.name} ({qualified_name(source.target)})" if source.op == "call_function" else source.name
 

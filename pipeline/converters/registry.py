@@ -115,7 +115,7 @@ class ConverterRegistry(Lookup):
 
     def declarations(self) -> tuple[Declaration, ...]:
         """Return all declarations, the oldest first, so that `ConverterRegistry(r.declarations()) == r`."""
-        return tuple(concat(map(_oldest_first, self.candidates.values())))
+        return tuple(concat(map(_sorted_oldest_first, self.candidates.values())))
 
     def register(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
         """Return a new registry with these declared functions, or iterables of them, as the newest converters."""
@@ -149,7 +149,7 @@ class ConverterRegistry(Lookup):
         return f"<ConverterRegistry: {len(self.declarations())} converters for {len(self)} targets>"
 
 
-def _oldest_first(candidates: tuple[Declaration, ...]) -> tuple[Declaration, ...]:
+def _sorted_oldest_first(candidates: tuple[Declaration, ...]) -> tuple[Declaration, ...]:
     high = [declaration for declaration in candidates if declaration.priority is ConverterPriority.HIGH]
     return (*reversed(high), *candidates[len(high) :])
 

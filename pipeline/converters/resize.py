@@ -114,10 +114,10 @@ def upsample(net: Net, mode: str, input: Value) -> ITensor:
     x, how = base.tensor(net, input), _resize_options(net.node, mode)
     dtype = base.dtype_of(x)
     wide = x if dtype.is_floating_point else base.cast(net, x, torch.float32)
-    return base.cast(net, _resize(net, wide, how, _resized_dims(net.node)), dtype)
+    return base.cast(net, _resize_by_taps_and_layer(net, wide, how, _resized_dims(net.node)), dtype)
 
 
-def _resize(net: Net, x: Any, options: Resize, dims: list[ResizedDim]) -> Any:
+def _resize_by_taps_and_layer(net: Net, x: Any, options: Resize, dims: list[ResizedDim]) -> Any:
     """Resize some dims by weighted sums of gathered elements (taps), and the remaining dims by TensorRT's layer."""
     by_scales = _uses_scales(dims, -1 in base.dims(x)[:2])
     taps = [_needs_taps(options, row, by_scales) for row in dims]

@@ -98,7 +98,7 @@ def _scatter_reduce(net: Net, x: Any, dim: int, index: Any, source: Any, reducti
     source = _scatter.fit_to_sizes(net, source, given, base.dtype_of(x))
     dim = base.axis(dim, len(sizes))
     full = [given[i] if i == dim else s for i, s in enumerate(sizes)]
-    index, source = _scatter.extend(net, index, full, -1), _scatter.extend(net, source, full, 0)
+    index, source = _scatter.extend_to_sizes(net, index, full, -1), _scatter.extend_to_sizes(net, source, full, 0)
     result = _scatter.scatter_reduce(net, base.tensor(net, x, rank=1), dim, index, source, reduction, include_self)
     return base.reshape(net, result, []) if own == 0 else result
 

@@ -50,13 +50,13 @@ def sort(net: Net, input: Value, dim: int, descending: bool, stable: bool | None
 
 
 @converts({aten.max.dim: True, aten.min.dim: False})
-def extremum(net: Net, largest: bool, input: Value, dim: int, keepdim: bool) -> tuple[ITensor, ITensor]:
+def max_or_min_with_index(net: Net, largest: bool, input: Value, dim: int, keepdim: bool) -> tuple[ITensor, ITensor]:
     """max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
     return _sort.extremum(net, largest, input, dim, keepdim)
 
 
 @converts({aten.argmax.default: True, aten.argmin.default: False})
-def index_of_extremum(net: Net, largest: bool, input: Value, dim: int | None, keepdim: bool) -> ITensor:
+def argmax_or_argmin(net: Net, largest: bool, input: Value, dim: int | None, keepdim: bool) -> ITensor:
     """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
     return _sort.index_of_extremum(net, largest, input, dim, keepdim)
 

@@ -43,27 +43,27 @@ class UserRegistrations:
         return cls(registry.bind(settings), decompositions, users)
 
     @cached_property
-    def decomposed(self) -> frozenset[Op]:
+    def decomposed_operators(self) -> frozenset[Op]:
         """The operators for which the user registered a decomposition."""
         own: DecompositionTable = self.decompositions
         return frozenset(op for op, function in own.items() if DECOMPOSITIONS.get(op) is not function)
 
     @cached_property
-    def high(self) -> dict[Target, tuple[Declaration, ...]]:
+    def high_priority(self) -> dict[Target, tuple[Declaration, ...]]:
         """The user's converters of HIGH priority, by operator."""
         high = [d for d in self.declarations if d.priority is ConverterPriority.HIGH]
         return {target: tuple(found) for target, found in groupby(attrgetter("key"), high).items()}
 
     @cached_property
-    def targets(self) -> frozenset[Target]:
+    def claimed_targets(self) -> frozenset[Target]:
         """Operators with a user's HIGH converter or decomposition: composites that contain one are decomposed."""
-        return frozenset(self.high) | self.decomposed
+        return frozenset(self.high_priority) | self.decomposed_operators
 
     def may_convert(self, target: Any, args: Any, kwargs: Any, result: Any) -> bool:
         """Return whether a user's HIGH converter may accept a call, so that the call must not be decomposed."""
         return any(
             reject_dynamic_sizes(d.support, self.lookup.settings, args, kwargs, result) is None
-            for d in self.high.get(target, ())
+            for d in self.high_priority.get(target, ())
         )
 
     def is_from_user(self, choice: Choice | None) -> bool:

@@ -83,7 +83,7 @@ class Rewriter:
 
     def is_claimed(self, call: Call) -> bool:
         """Return whether the user has a HIGH converter that may accept a call, or a decomposition of its operator."""
-        return call.target in self.claims.decomposed or self.has_users_converter(call)
+        return call.target in self.claims.decomposed_operators or self.has_users_converter(call)
 
     def has_users_converter(self, call: Call) -> bool:
         """Return whether the user has a HIGH converter that may accept a call."""
@@ -121,7 +121,7 @@ class Rewriter:
 
     def record_constant(self, node: Node) -> None:
         """Record whether a node of the new graph is constant, which the search for a user's operators needs."""
-        if self.claims.targets:
+        if self.claims.claimed_targets:
             self.constant[node] = is_constant(node, self.constant, self.program)
 
     def keep_or_decompose(self, call: Call, accepts: Callable[[Node], bool]) -> Argument:
@@ -142,7 +142,7 @@ class Rewriter:
 
     def inline_preferred(self, call: Call) -> tuple[Argument] | None:
         """Decompose a call that leads to a user's operator or has a registered decomposition; else return None."""
-        way = self.user_calls.find_decomposition(call, self.constant) if self.claims.targets else None
+        way = self.user_calls.find_decomposition(call, self.constant) if self.claims.claimed_targets else None
         own = self.choices.registered_for(call.target)
         if way is not None and way is not own:
             return self.inline(way, call)

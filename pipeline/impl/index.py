@@ -43,7 +43,7 @@ def gather(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
 def take_one(net: Net, x: ITensor, index: ITensor, dim: int) -> ITensor:
     """Select the element along a dim at a 0-d index, which may be negative; the dim is removed."""
     size = base.size(net, x, dim)
-    return take(net, x, wrap_negative(net, index, size), dim)
+    return take(net, x, wrap_negative_indices(net, index, size), dim)
 
 
 @block
@@ -77,7 +77,7 @@ def _constant_iota(shape: Sequence[int], steps: Sequence[int], start: int) -> to
 
 
 @block
-def wrap_negative(net: Net, indices: Value, size: Size) -> Value:
+def wrap_negative_indices(net: Net, indices: Value, size: Size) -> Value:
     """Add ``size`` to each negative index; constant indices need no layer."""
     if isinstance(indices, torch.Tensor):
         if not indices.numel() or int(indices.min()) >= 0:
@@ -125,7 +125,7 @@ def index(net: Net, x: ITensor, indices: Sequence[Value | None], non_negative: f
     axes = [i for i, each in enumerate(indices) if each is not None]
     sizes = base.known_sizes(net, x)
     exact = [s if s is not None else base.size(net, x, i) for i, s in enumerate(sizes)]
-    given = [indices[a] if a in non_negative else wrap_negative(net, indices[a], exact[a]) for a in axes]
+    given = [indices[a] if a in non_negative else wrap_negative_indices(net, indices[a], exact[a]) for a in axes]
     if len(axes) == 1:
         return take(net, x, given[0], axes[0])
     merged, place = merge_dims(net, x, axes, exact)

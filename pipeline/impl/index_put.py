@@ -10,7 +10,7 @@ from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block, network_query
-from pipeline.impl.index import flatten_indices, take, wrap_negative
+from pipeline.impl.index import flatten_indices, take, wrap_negative_indices
 from pipeline.impl.index_masks import place_where_true
 from pipeline.impl.scatter import scatter_reduce, scatter_rows
 from pipeline.impl.shape import size_product
@@ -35,7 +35,7 @@ def index_put(
     own, others = sizes[: len(axes)], sizes[len(axes) :]
     table = base.reshape(net, moved, [size_product(own), *others])
     pairs = [(a, indices[a], size) for a, size in zip(axes, own, strict=True)]
-    given = [index if a in non_negative else wrap_negative(net, index, size) for a, index, size in pairs]
+    given = [index if a in non_negative else wrap_negative_indices(net, index, size) for a, index, size in pairs]
     place = flatten_indices(net, given, own)
     count = broadcast_sizes(net, [indices[a] for a in axes])
     source = _expand_values(net, values, base.dtype_of(x), axes, count, others)

@@ -95,7 +95,7 @@ def _by_chunks(net: Net, tokens: TokenInputs, state: ITensor, count: Size, chunk
     since = cumulative_sum(net, each.decay, 3, torch.float32)
     last, faded = narrow(net, since, 3, chunk - 1, 1), base.unary(net, "EXP", since)
     left = base.unary(net, "EXP", binary(net, "SUB", last, since))
-    scores = _decayed_scores(net, query, key, since, chunk, lowest=0)
+    scores = _decayed_scores(net, query, key, since, chunk, lag=0)
     read, decayed = binary(net, "PROD", query, faded), binary(net, "PROD", key, left)
     taken = [base.unary(net, "EXP", last)]
     if beta is not None:
@@ -124,9 +124,9 @@ def _transpose(net: Net, x: ITensor) -> ITensor:
     return base.permute(net, x, [*range(base.rank(x) - 2), base.rank(x) - 1, base.rank(x) - 2])
 
 
-def _decayed_scores(net: Net, query: ITensor, key: ITensor, log_decay: ITensor, chunk: int, *, lowest: int) -> ITensor:
-    """Return scores, decayed by their tokens' distance; 0 for keys less than ``lowest`` tokens before the query."""
-    reads = base.constant(net, np.tri(chunk, k=-lowest, dtype=np.bool_), rank=base.rank(query))
+def _decayed_scores(net: Net, query: ITensor, key: ITensor, log_decay: ITensor, chunk: int, *, lag: int) -> ITensor:
+    """Return scores, decayed by their tokens' distance; 0 for keys less than ``lag`` tokens before the query."""
+    reads = base.constant(net, np.tri(chunk, k=-lag, dtype=np.bool_), rank=base.rank(query))
     if base.dims(log_decay)[-1] == 1:
         left = _decay_factor(net, log_decay, _transpose(net, log_decay), reads)
         return binary(net, "PROD", _matmul(net, query, _transpose(net, key)), left)
@@ -149,7 +149,7 @@ def _solve_delta_rule(
 ) -> tuple[ITensor, ITensor]:
     """Solve the delta rule: return each chunk's values for a zero state, and the keys that multiply the state."""
     key = binary(net, "PROD", tokens.key, beta)
-    system = _invert_unit_triangle(net, _decayed_scores(net, key, tokens.key, log_decay, chunk, lowest=1), chunk)
+    system = _invert_unit_triangle(net, _decayed_scores(net, key, tokens.key, log_decay, chunk, lag=1), chunk)
     value, known = binary(net, "PROD", tokens.value, beta), binary(net, "PROD", key, decay_factors)
     return _matmul(net, system, value), _matmul(net, system, known)
 

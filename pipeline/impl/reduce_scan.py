@@ -49,7 +49,7 @@ def cumulative_extremum(net: Net, largest: bool, x: Value, dim: int) -> tuple[IT
     """Return the cumulative maximum (or minimum) along a dim and the index of its last occurrence."""
     dtype, length = base.dtype_of(x), _dim_length(net, x, dim)
     value = base.tensor(net, x, arithmetic_dtype(dtype))
-    index = _positions(net, value, dim, length)
+    index = _positions_along_dim(net, value, dim, length)
     for step in _scan_distances(net, length):
         earlier_value = _shift_along_dim(net, value, dim, step, length, None)
         earlier_index = _shift_along_dim(net, index, dim, step, length, None)
@@ -83,7 +83,7 @@ def _is_new_extremum(net: Net, later: ITensor, earlier: ITensor, operation: str)
     return base.elementwise(net, "OR", wins, base.unary(net, "ISNAN", later))
 
 
-def _positions(net: Net, x: ITensor, dim: int, length: Size) -> ITensor:
+def _positions_along_dim(net: Net, x: ITensor, dim: int, length: Size) -> ITensor:
     rank = base.rank(x)
     if rank == 0:
         return base.tensor(net, 0, torch.int64)

@@ -148,7 +148,7 @@ def _divide_by_counts(net: Net, total: ITensor, count: ITensor, include_self: bo
 
 
 @block
-def extend(net: Net, x: ITensor, sizes: Sequence[Size], fill: Value) -> ITensor:
+def extend_to_sizes(net: Net, x: ITensor, sizes: Sequence[Size], fill: Value) -> ITensor:
     """Extend ``x`` to these sizes; new elements have the value ``fill``."""
     known = base.known_sizes(net, x)
     axes = [i for i, s in enumerate(sizes) if s != known[i]]

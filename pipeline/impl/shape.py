@@ -36,9 +36,9 @@ def arange(net: Net, start: Value, step: Value, length: Size, dtype: torch.dtype
     return base.cast(net, layer.get_output(0), dtype)
 
 
-def sizes_of(value: torch.Tensor) -> list[Size]:
+def sizes_of(fake_tensor: torch.Tensor) -> list[Size]:
     """Return the sizes of a fake tensor, as ints or as ``SymbolicInt``s if dynamic."""
-    return [s if isinstance(s, int) else SymbolicInt(s) for s in shape_of(value)]
+    return [s if isinstance(s, int) else SymbolicInt(s) for s in shape_of(fake_tensor)]
 
 
 @network_query

@@ -51,7 +51,7 @@ class Rewriting:
     def run_protected(self, improvement: Improvement) -> None:
         """Apply a pass without changing calls that a user's HIGH converter may accept: their targets are hidden in
         `partial`, so that the pass does not recognise them. Undo the pass if it makes one of these calls unused."""
-        if not self.claims.high:
+        if not self.claims.high_priority:
             return self._run(improvement)
         for node in self.graph.nodes:
             call = (node.target, node.args, node.kwargs, node.meta.get("val"))

@@ -17,7 +17,7 @@ from pipeline.aten.graphs import Steps, evaluate_recursively
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.traits import PART, Kind, op_kind
 from pipeline.aten.types import Argument, Target
-from pipeline.converters.attention import is_marked_open_mask
+from pipeline.converters.attention import promises_key_in_row
 from pipeline.improvements.fuse_attention import NOT, SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
@@ -53,7 +53,7 @@ def simplify_masks(rewriting: Rewriting) -> None:
             replace_mask(rewriting, node, None)
         elif evaluate_recursively(_is_causal, rewriting, mask):
             rewriting.offer(node, SDPA, (*node.args[:3], None, 0.0, True), dict(node.kwargs))
-        elif not is_marked_open_mask(mask) and (mask in shown or is_provably_open(mask) or _is_finite(rewriting, mask)):
+        elif not promises_key_in_row(mask) and (mask in shown or is_provably_open(mask) or _is_finite(rewriting, mask)):
             if mask not in shown:
                 shown[mask] = rewriting.create(OPEN_MASK, (mask,), {}, node)
             if rewriting.accepted(shown[mask]):

@@ -13,7 +13,7 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.collectives import is_collective
-from pipeline.aten.interpreter import Builder, ReplaceConstant, get_attribute, interpret
+from pipeline.aten.interpreter import Builder, ReplaceConstant, get_attribute, interpreter_of
 from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.types import Argument, Leaf, Node, aten
@@ -113,7 +113,7 @@ class _Steps:
             return
         if node.op == "get_attr":
             graph = get_attribute(self.program.graph_module, str(node.target))
-            flow = interpret(graph, lambda tensor: tensor.detach().to(self.device, copy=True), self.moved)
+            flow = interpreter_of(graph, lambda tensor: tensor.detach().to(self.device, copy=True), self.moved)
             self.builder.add_constant(node.name, flow)
             return
         args, kwargs = node.args, node.kwargs

@@ -113,7 +113,7 @@ def _decompose_calls(
     made = fold_constants(program.with_graph(rewriter.decompose_refused(names)))
     if not names - {node.name for node in made.graph.nodes if node.op == "call_function"}:
         return program
-    return evolve(made, decomposed=program.decomposed | (claims.decomposed & rewriter.applied))
+    return evolve(made, decomposed=program.decomposed | (claims.decomposed_operators & rewriter.applied))
 
 
 def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earlier: dict[str, Verdict]) -> Verdict:
