@@ -85,7 +85,7 @@ class DtypeViolation:
 
 
 def find_dtype_violations(node: torch.fx.Node) -> Iterator[DtypeViolation]:
-    """Yield the values of a call whose dtype eager refuses, alone or beside another argument's dtype."""
+    """Yield the arguments of a call whose dtype eager refuses, always or because another argument's dtype differs."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")

@@ -57,9 +57,7 @@ def _check_limits_of_layer(node: Node) -> bool | Rejection:
     if value.dim() == 0 and node.target is not ALL_REDUCE:
         return Rejection("TensorRT gathers and scatters along the first dim, which a 0-d tensor does not have")
     if [user.target for user in node.users] != [WAIT]:
-        return Rejection(
-            "the result has other readers than one wait_tensor: an engine needs exactly one, and nothing else"
-        )
+        return Rejection("the model reads the result before wait_tensor, or waits twice, which an engine cannot do")
     return True
 
 
@@ -80,8 +78,7 @@ def collective(
     """all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor;
     reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor
 
-    The layer does not list ranks: at run time the engine gets the process group's communicator, so that all ranks can
-    use equal engines.
+    The layer lists no ranks: an engine gets its process group's communicator at run time, so all engines are equal.
     """
     reduction = REDUCTIONS[reduce_op.lower()] if reduce_op else "NONE"
     kinds = trt.CollectiveOperation.__members__[operation], trt.ReduceOperation.__members__[reduction]

@@ -87,8 +87,8 @@ def _add_fusible_layers(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool, scale: float
 ) -> ITensor:
     """Add the pattern that TensorRT fuses: half-precision matmuls and a float32 softmax. Bool masks are added as 0 and
-    -inf of the query's dtype. The causal mask compares positions that layers count, which the kernel recognizes: RTX
-    1.4 drops a causal mask that selects scores."""
+    -inf of the query's dtype. The causal mask is a comparison of positions that layers compute, which the kernel
+    recognizes: RTX 1.4 drops a causal mask that selects scores by ``where``."""
     if causal and base.dims(query)[-2] == 1:  # it attends to the first key only; RTX would let it attend to all
         return keep_first_row(net, _repeat_heads(net, value, base.dims(query)[1]))
     if not causal and _is_faster_unfused(net, query, key, value):

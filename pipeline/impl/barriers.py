@@ -40,7 +40,7 @@ def separate_result_if_marked(net: Net, node: torch.fx.Node, result: Value) -> V
 
 @block
 def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
-    """Add a barrier on a flattened view of ``x`` against the bug ``quirk``: nothing is fused with its producer."""
+    """If TensorRT has the bug ``quirk``, add a barrier on a flat view of ``x``: nothing joins the kernel of ``x``."""
     if not is_avoided(quirk):
         return x
     sizes = base.sizes(net, x)
@@ -49,7 +49,7 @@ def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
 
 @network_query
 def is_marked(net: Net, quirk: str, input_name: str = "") -> bool:
-    """Return whether a mark tells the current node's converter to avoid the bug ``quirk``, for this input if given."""
+    """Return whether a mark (`pipeline.quirks`) makes the node's converter avoid a bug (at this input, if given)."""
     marks = net.ctx.marks.of_node(net.ctx.node.name, "converter") if net.ctx.node is not None else []
     return any(mark.quirk == quirk and (not input_name or input_name in mark.names) for mark in marks)
 

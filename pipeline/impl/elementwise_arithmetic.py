@@ -31,7 +31,7 @@ def power(net: Net, a: Value, b: Value) -> ITensor:
 
 
 def _power_by_layer(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
-    """Return a power by a layer. Negative powers of integers but 1 and -1 are 0; TensorRT returns the largest int."""
+    """Compute a power by a layer. Negative powers of integers are set to 0 (except of 1 and -1): TensorRT is wrong."""
     if dtype.is_floating_point:
         return layer(net, "POW", a, b, dtype)
     x, y = promote(net, a, b, dtype=dtype)
