@@ -28,7 +28,7 @@ def _identity(value: Argument) -> Argument:
 @frozen(eq=False)
 class Step:
     """One call of a function: the slots of its positional arguments, the constant keyword arguments, the slots of the
-    other keyword arguments, the slot of the result, the slots to release afterwards, and the node (None for a step that
+    other keyword arguments, the slot of the result, the slots to release afterwards, and the node ("" for a step that
     builds a container)."""
 
     call: Callable[..., Argument]
@@ -172,8 +172,8 @@ def get_attribute(module: torch.nn.Module, path: str) -> Argument:
 def interpreter_of(
     module: torch.fx.GraphModule, tensor_of: Callable[[torch.Tensor], Argument], replace: ReplaceConstant
 ) -> Interpreter:
-    """Convert the graph of a control-flow operator, and graphs nested in it, to an interpreter; ``tensor_of`` maps
-    tensors."""
+    """Convert the graph of a control-flow operator, and graphs nested in it, to an interpreter; ``tensor_of``
+    returns the replacement for a tensor."""
 
     def attribute(path: str) -> object:
         item = get_attribute(module, path)

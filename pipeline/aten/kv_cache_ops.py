@@ -8,7 +8,7 @@ import torch
 
 @torch.library.custom_op("pipeline::cache_update", mutates_args=())
 def cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the cache in which each batch's rows from its start on are replaced by the update.
+    """Return a copy of the cache in which each batch element's rows, from its start on, are replaced by the update.
 
     Args:
         cache: [B, N, S, D].

@@ -85,7 +85,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
 
 
 def _functional_overloads(key: object) -> tuple[Op, ...]:
-    """Return the operator that a key names; for a packet, its overloads that mutate nothing and have tensors."""
+    """Return the operator that a key names; for a packet, its overloads with tensors that mutate nothing."""
     if isinstance(key, OpOverloadPacket):
         overloads = (getattr(key, name) for name in key.overloads())
         return tuple(op for op in overloads if not op._schema.is_mutable and "Tensor" in str(op._schema))

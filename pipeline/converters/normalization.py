@@ -103,7 +103,7 @@ def rms_norm(
 
 
 def _scale_and_shift(x: Tensor, weight: Opt, bias: Opt, mean: Tensor, var: Tensor, eps: float) -> Tensor:
-    """Apply a batch norm as ``x * scale + shift``, in float32 for half precision; both factors become constants."""
+    """Apply a batch norm as ``x * scale + shift``, in float32 for half precision; scale and shift are constant."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     shape = [-1] + [1] * (x.dim() - 2)
     weight, bias, mean, var = (_flatten_parameter(each) for each in (weight, bias, mean, var))

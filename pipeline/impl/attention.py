@@ -204,7 +204,7 @@ def _unfused_grouped_attention(
 
 @block
 def duplicate_single_query(net: Net, query: ITensor) -> tuple[ITensor, bool]:
-    """Duplicate a single query if the batch size is above 1; return the queries, and whether there was a single one.
+    """Duplicate a single query if the batch size is above 1; return the result, and whether it was duplicated.
 
     TensorRT-RTX's kernel for a single query, `_gemv_mha`, expects all keys of one batch element before those of the
     next. RTX 1.4 and 1.6 may interleave them, so that the kernel reads a wrong element's keys (`lone-queries`).

@@ -102,8 +102,8 @@ def fake_quantize_by_rounding(net: Net, x: Value, scale: Value, type: str) -> IT
 
 @building_block
 def fake_quantize_blocks(net: Net, x: Value, scale: Value | None, type: str, size: int) -> ITensor:
-    """Quantize and dequantize with scales computed at run time, per block of the last dim: E8M0, or E4M3 times
-    ``scale``."""
+    """Quantize and dequantize with scales that are computed at run time for blocks of the last dim, as E8M0, or as E4M3
+    to be multiplied by ``scale``."""
     x, dtype = base.tensor(net, x), base.dtype_of(x)
     of_scales = trt_dtype(NAMES["e8m0" if scale is None else "fp8"])
     layer = net.add("dynamic_quantize", x, base.rank(x) - 1, size, trt_dtype(NAMES[type]), of_scales)
