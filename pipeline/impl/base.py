@@ -309,7 +309,7 @@ def unary(net: Net, operation: str, x: ITensor) -> ITensor:
 
 @block
 def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
-    """Reshape a tensor; one size may be -1. Layers compute dynamic sizes, except those that do not change and one other."""
+    """Reshape a tensor; one size may be -1. Layers compute dynamic sizes, except unchanged ones and one other."""
     known = known_sizes(net, x)
     if None not in known and list(shape) == known:
         return x
