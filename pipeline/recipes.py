@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from attrs import field, frozen
 
-from pipeline.aten.calls import callee, find_operator
+from pipeline.aten.calls import find_operator, safe_function
 from pipeline.aten.calls import qualified_name as qualified_name
 from pipeline.aten.traits import Kind, op_kind
 
@@ -98,7 +98,7 @@ class Recipe:
         with torch.no_grad():
             for step in self.steps:
                 kwargs = {k: _resolve_refs(v, values, device) for k, v in step.kwargs}
-                target: Callable[..., object] = callee(find_target(step.target))
+                target: Callable[..., object] = safe_function(find_target(step.target))
                 values[step.name] = call_operator(target, _resolve_refs(step.args, values, device), kwargs)
             result: torch.Tensor = values[self.result.name]
             return result.contiguous() if result.layout == torch.strided else result

@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pipeline.aten.calls import callee
+from pipeline.aten.calls import safe_function
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, Target
 from pipeline.recipes import CPU, Recipe, Ref, find_target, ref_names
@@ -100,6 +100,6 @@ def _fake_result(
 ) -> Argument:
     """Return the result of a call on fake tensors; None if its shape is data-dependent."""
     try:
-        return callee(target)(*args, **kwargs)
+        return safe_function(target)(*args, **kwargs)
     except Exception:  # an invalid call raises its error when the recipe is evaluated
         return None

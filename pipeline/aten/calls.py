@@ -63,8 +63,8 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Argument]]] = {
 
 
 def find_operator(name: str) -> torch._ops.OpOverload[..., Argument] | None:
-    """Return the operator of a name like ``aten.permute.default``; None if this process lacks it. No module is
-    imported."""
+    """Return the operator of a name like ``aten.permute.default``, without importing a module; None if this process has
+    no such operator."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
     space, short, overload = (*name.split("."), "")[:3]
@@ -76,7 +76,7 @@ def find_operator(name: str) -> torch._ops.OpOverload[..., Argument] | None:
     return made
 
 
-def callee(target: Target) -> Argument:
+def safe_function(target: Target) -> Argument:
     """Return the function that executes nodes with this target: a safe replacement, or the target itself."""
     return RUNS.get(target, target)
 
@@ -118,11 +118,11 @@ def _checked_round(number: Argument, digits: int = 0) -> Argument:
     return round(number, max(-64, min(digits, 64))) if digits else round(number)
 
 
-def _getitem(values: Argument, index: Argument) -> Argument:
-    """Return ``values[index]`` of a tuple or list of results; raise a TypeError for other values."""
-    if not isinstance(values, (tuple, list)):
-        raise TypeError(f"the graph may call getitem on an operator's tuple of results only, got {kind_of(values)}")
-    return values[index]
+def _getitem(results: Argument, index: Argument) -> Argument:
+    """Return ``results[index]`` of a tuple or list; raise a TypeError for other values."""
+    if not isinstance(results, (tuple, list)):
+        raise TypeError(f"the graph may call getitem on an operator's tuple of results only, got {kind_of(results)}")
+    return results[index]
 
 
 def _zero_filling_operator(target: Target) -> Target:

@@ -78,14 +78,14 @@ _TAKES: Final[Mapping[str, Callable[[torch.dtype], bool]]] = MappingProxyType(
 class DtypeViolation:
     """A value whose dtype its operator does not accept, with the expected dtype in words and the reason."""
 
-    value: torch.fx.Node
-    found: torch.dtype
-    due: str
-    why: str
+    node: torch.fx.Node
+    actual: torch.dtype
+    expected: str
+    reason: str
 
 
 def find_dtype_violations(node: torch.fx.Node) -> Iterator[DtypeViolation]:
-    """Yield the values of a call whose dtype eager refuses, alone or beside another argument's dtype."""
+    """Yield the arguments of a call whose dtype eager refuses, always or because another argument's dtype differs."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")

@@ -90,19 +90,19 @@ TYPES: Final = re.compile(
 """A pattern for the argument and result types, in the notation of schemas, that operators in a file may have."""
 
 
-def reason_to_refuse(target: object, spaces: Iterable[str] = ()) -> str:
-    """Return the reason why a program from a file may not call an operator; "" if it may. ``spaces``: namespaces of
-    other libraries that the caller allows."""
+def reason_to_refuse(target: object, libraries: Iterable[str] = ()) -> str:
+    """Return the reason why a program from a file may not call an operator; "" if it may.
+    ``libraries``: namespaces of other libraries whose operators the caller allows."""
     if not isinstance(target, OpOverload):
         return "is not an operator of torch"
     if target.namespace not in SPACES:
-        return "" if target.namespace in spaces else f"is of the library {target.namespace}, which is not allowed"
-    known = _decide_by_rules(target)
+        return "" if target.namespace in libraries else f"is of the library {target.namespace}, which is not allowed"
+    known = _reason_by_rules(target)
     return "is not known to only compute" if known is None else known
 
 
 @cache
-def _decide_by_rules(op: OpOverload[..., Any]) -> str | None:
+def _reason_by_rules(op: OpOverload[..., Any]) -> str | None:
     """Return the reason why the rules refuse an operator; "" if they allow it, None if no rule applies."""
     schema = op._schema
     if not torch._C._dispatch_has_kernel(op.name()):
@@ -122,8 +122,8 @@ def _decide_by_rules(op: OpOverload[..., Any]) -> str | None:
     return "" if kind is not None or op.namespace == "pipeline" or _PURE.fullmatch(short) else None
 
 
-def _compile_pattern(names: str) -> re.Pattern[str]:
-    return re.compile("|".join(fnmatch.translate(name) for name in names.split()))
+def _compile_pattern(wildcards: str) -> re.Pattern[str]:
+    return re.compile("|".join(fnmatch.translate(name) for name in wildcards.split()))
 
 
 _COMPILED: Final = {reason: _compile_pattern(names) for reason, names in REFUSED.items()}

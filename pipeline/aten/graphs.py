@@ -1,4 +1,4 @@
-"""Provide helpers for graphs: read results, copy nodes, create modules that run a graph, evaluate recursive rules."""
+"""Provide helpers for graphs: read results, copy nodes, create graph modules, and apply recursive rules."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.Graph
     return _LazyGraphModule(root, graph)
 
 
-def copy_node(node: torch.fx.Node, graph: torch.fx.Graph, read: Callable[[torch.fx.Node], Argument]) -> torch.fx.Node:
-    """Copy a node to the end of a graph under the same name, to which records and signatures refer; fx would rename a
-    node called "input". ``read`` maps the node's arguments."""
-    copy = graph.node_copy(node, read)
+def copy_node(node: torch.fx.Node, graph: torch.fx.Graph, remap: Callable[[torch.fx.Node], Argument]) -> torch.fx.Node:
+    """Copy a node to the end of a graph; ``remap`` replaces the nodes in its arguments. The copy keeps the name, to
+    which a program's signature refers; fx would rename a node called "input"."""
+    copy = graph.node_copy(node, remap)
     copy.name = node.name
     return copy
 
@@ -47,9 +47,9 @@ def copy_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def call_graph(
-    graph: torch.fx.Graph, inputs: Iterable[object], emit: Callable[[torch.fx.Node, Argument, Argument], object]
+    graph: torch.fx.Graph, inputs: Iterable[object], execute: Callable[[torch.fx.Node, Argument, Argument], object]
 ) -> object:
-    """Run a graph on these inputs: ``emit(node, args, kwargs)`` executes each call. Return the graph's results."""
+    """Run a graph on these inputs: ``execute(node, args, kwargs)`` executes each call. Return the graph's results."""
     env, given = dict[torch.fx.Node, Argument](), iter(inputs)
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -57,18 +57,18 @@ def call_graph(
         elif node.op == "output":
             return map_arg(node.args[0], env.__getitem__)
         else:
-            env[node] = emit(node, *map_arg((node.args, dict(node.kwargs)), env.__getitem__))
+            env[node] = execute(node, *map_arg((node.args, dict(node.kwargs)), env.__getitem__))
     raise AssertionError("the graph has no output node")
 
 
-def evaluate(
-    rule: Callable[..., Steps[T]], *args: object, known: dict[tuple[Argument, ...], Argument] | None = None
+def evaluate_recursively(
+    rule: Callable[..., Steps[T]], *args: object, known_results: dict[tuple[Argument, ...], Argument] | None = None
 ) -> T:
     """Evaluate a recursive rule with an explicit stack, since chains of operators in graphs exceed Python's recursion
-    limit. Each call is evaluated once; ``known`` caches results across evaluations."""
-    known = {} if known is None else known
-    if (rule, *args) in known:
-        return known[rule, *args]  # type: ignore[no-any-return]
+    limit. Each call is evaluated once; ``known_results`` caches results across evaluations."""
+    known_results = {} if known_results is None else known_results
+    if (rule, *args) in known_results:
+        return known_results[rule, *args]  # type: ignore[no-any-return]
     waiting = [((rule, *args), rule(*args))]
     sent: Argument = None
     while waiting:
@@ -76,10 +76,10 @@ def evaluate(
         try:
             needed = steps.send(sent)
         except StopIteration as end:
-            known[call] = sent = end.value
+            known_results[call] = sent = end.value
             waiting.pop()
         else:
-            sent = known.get(needed)
-            if needed not in known:
+            sent = known_results.get(needed)
+            if needed not in known_results:
                 waiting.append((needed, needed[0](*needed[1:])))
-    return known[rule, *args]  # type: ignore[no-any-return]
+    return known_results[rule, *args]  # type: ignore[no-any-return]

@@ -14,10 +14,10 @@ import torch
 from attrs import evolve, field, frozen
 from torch.fx.node import map_aggregate, map_arg
 
-from pipeline.aten.calls import callee
+from pipeline.aten.calls import safe_function
 from pipeline.aten.types import Argument, Leaf
 
-Change: TypeAlias = Callable[[Argument], Argument]
+ReplaceConstant: TypeAlias = Callable[[Argument], Argument]
 """A function that returns the replacement for a constant argument, such as another device."""
 
 
@@ -28,7 +28,7 @@ def _identity(value: Argument) -> Argument:
 @frozen(eq=False)
 class Step:
     """One call of a function: the slots of its positional arguments, the constant keyword arguments, the slots of the
-    other keyword arguments, the slot of the result, the slots to release afterwards, and the node (None for a step that
+    other keyword arguments, the slot of the result, the slots to release afterwards, and the node ("" for a step that
     builds a container)."""
 
     call: Callable[..., Argument]
@@ -83,26 +83,26 @@ def _slot_getter(indices: tuple[int, ...]) -> Callable[[list[Argument]], tuple[A
 
 class Builder:
     """Build an interpreter: add inputs first, then constants and calls in any order. A value has the name of its node.
-    ``argument`` returns the replacement for a constant argument, such as a device."""
+    ``replace`` returns the replacement for a constant argument, such as a device."""
 
-    def __init__(self, inputs: Iterable[str], argument: Change = _identity) -> None:
+    def __init__(self, inputs: Iterable[str], replace: ReplaceConstant = _identity) -> None:
         self.places = {name: place for place, name in enumerate(inputs)}
-        self.count, self.argument = len(self.places), argument
+        self.count, self.argument = len(self.places), replace
         self.template: list[Argument] = []
         self.made: set[int] = set()
         self.steps: list[Step] = []
 
-    def constant(self, name: str, value: object) -> None:
+    def add_constant(self, name: str, value: object) -> None:
         """Add a named value that is the same in every call of the interpreter."""
         self.places[name] = self._new_slot(value)
 
-    def call(self, name: str, target: Argument, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> None:
+    def add_call(self, name: str, target: Argument, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> None:
         """Add a named call of an operator; nodes among its arguments stand for values that were added before."""
-        self.places[name] = self._step(callee(target), args, kwargs, name)
+        self.places[name] = self._step(safe_function(target), args, kwargs, name)
 
     def build(self, results: Argument) -> Interpreter:
         """Return the interpreter; ``results`` contains nodes, constants, or containers of them."""
-        returned = self._operand(results)
+        returned = self._slot_of(results)
         read, steps = {returned}, list[Step]()
         for step in reversed(self.steps):
             places = {*step.takes, *(place for _, place in step.keywords), step.result}
@@ -115,7 +115,7 @@ class Builder:
         return self.count + len(self.template) - 1
 
     def _step(self, call: Argument, args: Sequence[Argument], kwargs: Mapping[str, Argument], node: str = "") -> int:
-        takes, named = tuple(map(self._operand, args)), {name: self._operand(arg) for name, arg in kwargs.items()}
+        takes, named = tuple(map(self._slot_of, args)), {name: self._slot_of(arg) for name, arg in kwargs.items()}
         moving = tuple((name, place) for name, place in named.items() if place < self.count or place in self.made)
         fixed = {name: self.template[named[name] - self.count] for name in named.keys() - dict(moving).keys()}
         result = self._new_slot(None)
@@ -123,7 +123,7 @@ class Builder:
         self.steps.append(Step(call, takes, fixed, moving, result, node=node))
         return result
 
-    def _operand(self, value: Argument) -> int:
+    def _slot_of(self, value: Argument) -> int:
         """Return the slot of an argument; for a container with nodes, add a step that builds the container."""
         if isinstance(value, torch.fx.Node):
             return self.places[value.name]
@@ -141,15 +141,15 @@ class Builder:
 
 
 def make_interpreter(
-    graph: torch.fx.Graph, attribute: Callable[[str], object], argument: Change = _identity
+    graph: torch.fx.Graph, attribute_at: Callable[[str], object], replace: ReplaceConstant = _identity
 ) -> Interpreter:
-    """Convert a graph to an interpreter. ``attribute`` returns the tensor or nested interpreter at a path."""
-    made = Builder((node.name for node in graph.nodes if node.op == "placeholder"), argument)
+    """Convert a graph to an interpreter. ``attribute_at`` returns the tensor or nested interpreter at a path."""
+    made = Builder((node.name for node in graph.nodes if node.op == "placeholder"), replace)
     for node in graph.nodes:
         if node.op == "get_attr":
-            made.constant(node.name, attribute(str(node.target)))
+            made.add_constant(node.name, attribute_at(str(node.target)))
         elif node.op == "call_function":
-            made.call(node.name, node.target, node.args, node.kwargs)
+            made.add_call(node.name, node.target, node.args, node.kwargs)
         elif node.op == "output":
             return made.build(node.args[0])
     raise AssertionError("the graph has no output node")
@@ -169,14 +169,14 @@ def get_attribute(module: torch.nn.Module, path: str) -> Argument:
     raise AttributeError(f"the graph has no tensor or submodule {path[:80]!r}")
 
 
-def interpret(
-    module: torch.fx.GraphModule, tensor_of: Callable[[torch.Tensor], Argument], argument: Change
+def interpreter_of(
+    module: torch.fx.GraphModule, tensor_of: Callable[[torch.Tensor], Argument], replace: ReplaceConstant
 ) -> Interpreter:
-    """Convert the graph of a control-flow operator, and graphs nested in it, to an interpreter; ``tensor_of`` maps
-    tensors."""
+    """Convert the graph of a control-flow operator, and graphs nested in it, to an interpreter; ``tensor_of``
+    returns the replacement for a tensor."""
 
     def attribute(path: str) -> object:
-        value = get_attribute(module, path)
-        return interpret(value, tensor_of, argument) if isinstance(value, torch.fx.GraphModule) else tensor_of(value)
+        item = get_attribute(module, path)
+        return interpreter_of(item, tensor_of, replace) if isinstance(item, torch.fx.GraphModule) else tensor_of(item)
 
-    return make_interpreter(module.graph, attribute, argument)
+    return make_interpreter(module.graph, attribute, replace)

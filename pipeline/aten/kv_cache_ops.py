@@ -1,4 +1,5 @@
-"""Define two operators that write rows into a KV cache: one for engines, and one for PyTorch.
+"""Define two operators that write rows into a KV cache.
+Engines compute one for engines, and one for PyTorch.
 Engines compute ``pipeline::cache_update`` in place; PyTorch computes ``pipeline::cache_write``."""
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import torch
 
 @torch.library.custom_op("pipeline::cache_update", mutates_args=())
 def cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the cache in which each batch's rows from its start on are replaced by the update.
+    """Return a copy of the cache in which each batch element's rows, from its start on, are replaced by the update.
 
     Args:
         cache: [B, N, S, D].
@@ -21,7 +22,7 @@ def cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor
     return cache_update_(cache.clone(), update, starts)
 
 
-def cache_positions(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+def cache_row_indices(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Return the row indices [B, L] that an update writes; raise an `IndexError` if an index is outside of the cache.
     On a GPU and under torch.compile, a device-side assertion checks the indices, so that the host does not wait."""
     steps = torch.arange(update.shape[2], device=update.device)
@@ -41,7 +42,7 @@ def cache_write(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torc
 
 def cache_update_(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     """Write an update into the cache itself, from each batch's start on (see `cache_update`), and return the cache."""
-    positions = cache_positions(cache, update, starts)
+    positions = cache_row_indices(cache, update, starts)
     cache[torch.arange(update.shape[0], device=update.device)[:, None], :, positions] = update.transpose(1, 2)
     return cache
 
@@ -52,12 +53,12 @@ def cache_write_(cache: torch.Tensor, dim: int, index: torch.Tensor, source: tor
 
 
 @cache_write.register_fake
-def _(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+def _fake_cache_write(cache: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(cache, memory_format=torch.contiguous_format)
 
 
 @cache_update.register_fake
-def _(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+def _fake_cache_update(cache: torch.Tensor, update: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(cache, memory_format=torch.contiguous_format)
 
 

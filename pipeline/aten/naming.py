@@ -23,10 +23,10 @@ def module_path(node: torch.fx.Node) -> str:
 def module_path_in(meta: Mapping[str, Any]) -> str:
     """Return the path of the module that created a node, from the node's metadata; empty for the root module."""
     stack = meta.get("nn_module_stack") or {}
-    return _path(next((str(entry[0]) for entry in reversed(stack.values()) if isinstance(entry, tuple)), ""))
+    return _without_root(next((str(entry[0]) for entry in reversed(stack.values()) if isinstance(entry, tuple)), ""))
 
 
-def _path(path: str) -> str:
+def _without_root(path: str) -> str:
     path = path.removeprefix("L['self'].").removeprefix("L['self']")
     return "" if path.startswith("_empty_nn_module") else path
 
@@ -34,12 +34,12 @@ def _path(path: str) -> str:
 def module_stack(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return (path, class) of each module whose forward created a node, outermost first, from the node's metadata."""
     entries = (entry for entry in (meta.get("nn_module_stack") or {}).values() if isinstance(entry, tuple))
-    stack = ((_path(str(entry[0])), entry[1]) for entry in entries)
+    stack = ((_without_root(str(entry[0])), entry[1]) for entry in entries)
     return tuple((path, k if isinstance(k, str) else f"{k.__module__}.{k.__qualname__}") for path, k in stack)
 
 
 def module_meta(path: str, classes: Mapping[str, str]) -> dict[str, Any]:
-    """Return metadata for a node as if the module at a path created it; ``classes`` maps each path to its class."""
+    """Return metadata as of a node that the module at ``path`` created; ``classes`` maps module paths to classes."""
     parts = path.split(".") if path else []
     paths = ["", *(".".join(parts[:i]) for i in range(1, len(parts) + 1))]
     return {"nn_module_stack": {each: (each, classes[each]) for each in paths if each in classes}}

@@ -1,5 +1,5 @@
 """Define predicates on calls in a graph, by operator and arguments.
-`conditional_reason` finds calls that must run only if their branch is selected: an engine computes both branches."""
+`branch_only_reason` finds calls that must run only if their branch is selected: an engine computes both branches."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def is_pointwise(node: torch.fx.Node) -> bool:
     return kind is Kind.POINTWISE or (kind is Kind.COPIES and torch.Tag.pointwise in getattr(node.target, "tags", ()))
 
 
-def is_move(node: torch.fx.Node) -> bool:
+def moves_elements(node: torch.fx.Node) -> bool:
     """Return whether a node only moves or casts elements: it is a view, a copy or a cast."""
     return op_kind(node.target) in (Kind.COPIES, Kind.DECLARES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES) or is_view(
         node.target
     )
 
 
-def is_cheap(node: torch.fx.Node, *, sources: bool = False) -> bool:
-    """Return whether a node costs almost nothing: it moves elements, is elementwise, or (``sources``) creates a
-    tensor."""
-    return is_move(node) or is_pointwise(node) or (sources and op_kind(node.target) is Kind.FILLS)
+def is_cheap(node: torch.fx.Node, *, include_creation: bool = False) -> bool:
+    """Return whether a node costs almost nothing: it moves elements, is elementwise, or creates a tensor (if
+    ``include_creation``)."""
+    return moves_elements(node) or is_pointwise(node) or (include_creation and op_kind(node.target) is Kind.FILLS)
 
 
 def has_randomness(node: torch.fx.Node) -> bool:
@@ -78,28 +78,28 @@ BY_POSITIONS: Final = frozenset(_BY_POSITIONS.split())
 _DIVIDES: Final = frozenset(("div", "floor_divide", "remainder", "fmod"))
 
 
-def conditional_reason(target: Target, args: Argument, value: object, *, undone: bool = False) -> str:
+def branch_only_reason(target: Target, args: Argument, result: object, *, mutates_own_memory: bool = False) -> str:
     """Return the reason why a call must not run unless its branch is selected; empty if the call may always run.
 
     Args:
         target: the operator.
         args: its arguments: nodes, or tensors.
-        value: its result, which may be fake.
-        undone: the call mutates only memory that the branch itself allocated.
+        result: its result, which may be fake.
+        mutates_own_memory: whether all memory that the call mutates was allocated by the branch itself.
     """
     schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
     name = "" if schema is None else schema.name.partition("::")[2].removesuffix("_")
     kind = op_kind(target)
     if kind is Kind.DRAWS and not _is_inference_dropout(target, args):
         return "draws random numbers"
-    if schema is not None and (not schema.returns or (schema.is_mutable and not undone)):
+    if schema is not None and (not schema.returns or (schema.is_mutable and not mutates_own_memory)):
         return "has a side effect"
-    if kind is Kind.READS and not name.startswith("sym_") and not isinstance(value, int | float):  # a known number
+    if kind is Kind.READS and not name.startswith("sym_") and not isinstance(result, int | float):  # a known number
         return "reads data"
     if name in BY_POSITIONS and not _indexes_by_mask(args):
         return "reads or writes at indices that may be valid only in this branch"
     by_data = name in _DIVIDES and isinstance(args[1], torch.fx.Node | torch.Tensor)
-    if by_data and isinstance(value, torch.Tensor) and not value.is_floating_point():
+    if by_data and isinstance(result, torch.Tensor) and not result.is_floating_point():
         return "divides by integers that may be 0 if another branch is taken"
     return ""
 

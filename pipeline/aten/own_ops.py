@@ -1,5 +1,5 @@
-"""Define the custom operators ``pipeline::…``: markers, sizes as tensors, and recurrences over tokens.
-A marker returns a tensor unchanged, and so records a fact about it in the program.
+"""Define custom operators ``pipeline::…``: markers, ``size``, and recurrences over tokens.
+A marker returns its tensor unchanged and states a fact about it; ``size`` returns a (data-dependent) size as a tensor.
 
 Recurrences are the stateful layers of language models, for any number of tokens. An engine computes a single token by
 the recurrence itself, and several tokens in parallel chunks (`pipeline.impl.linear_attention`,
@@ -34,7 +34,7 @@ def size(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 @size.register_fake
-def _(x: torch.Tensor, dim: int) -> torch.Tensor:
+def _fake_size(x: torch.Tensor, dim: int) -> torch.Tensor:
     return x.new_empty((), dtype=torch.int64)
 
 
@@ -76,7 +76,7 @@ def linear_attention(
 
 
 @linear_attention.register_fake
-def _(
+def _fake_linear_attention(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     return value.new_empty(value.shape), state.new_empty(state.shape)
@@ -113,7 +113,7 @@ def selective_scan(
 
 
 @selective_scan.register_fake
-def _(input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_scan(input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return input.new_empty(input.shape), state.new_empty(state.shape)
 
 

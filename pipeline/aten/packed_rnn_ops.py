@@ -1,5 +1,5 @@
-"""Define recurrent layers over sequences of different lengths (packed sequences).
-``pipeline::packed_lstm`` and its siblings compute torch's result for a packed sequence from padded rows and lengths."""
+"""Define recurrent layers over sequences of different lengths.
+``pipeline::packed_lstm``, for example, computes torch's result for a packed sequence from padded rows and lengths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pack_rows(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return data, sizes, order.to(rows.device)
 
 
-def _run_rows(
+def _run_packed_layer(
     layer: Callable[..., Sequence[Tensor]],
     input: Tensor,
     lengths: Tensor,
@@ -51,7 +51,7 @@ def _run_rows(
     return tuple(each.index_select(1, back) for each in (padded, *last))
 
 
-def _result_shapes(
+def _packed_layer_shapes(
     input: Tensor, lengths: Tensor, hx: Argument, params: Sequence[Tensor], *rest: Argument
 ) -> tuple[Tensor, ...]:
     """Return meta tensors with the shapes of a packed layer's output and last states."""
@@ -60,19 +60,19 @@ def _result_shapes(
     return (output, *map(torch.empty_like, states))
 
 
-def _padded_operator(layer: Target) -> Target:
+def _define_padded_operator(layer: Target) -> Target:
     """Define and return the operator on padded rows that computes a layer's overload for packed sequences."""
     name, two = layer._schema.name.removeprefix("aten::"), layer is aten.lstm.data
     schema = f"({GIVEN}, {'Tensor[]' if two else 'Tensor'} hx, {ARGUMENTS}) -> (Tensor, Tensor{', Tensor' * two})"
-    run = partial(_run_rows, layer)
+    run = partial(_run_packed_layer, layer)
     made = torch.library.custom_op(f"pipeline::packed_{name}", run, mutates_args=(), schema=schema)
-    made.register_fake(_result_shapes)
+    made.register_fake(_packed_layer_shapes)
     return getattr(torch.ops.pipeline, f"packed_{name}").default
 
 
 LAYERS: Final[Mapping[Target, Target]] = FrozenDict(
     {
-        layer: _padded_operator(layer)
+        layer: _define_padded_operator(layer)
         for layer in (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)
     }
 )
@@ -93,7 +93,7 @@ def packed_rows(rows: Tensor, lengths: Tensor) -> Tensor:
 
 
 @packed_rows.register_fake
-def _(rows: Tensor, lengths: Tensor) -> Tensor:
+def _fake_packed_rows(rows: Tensor, lengths: Tensor) -> Tensor:
     return rows.new_empty((torch.library.get_ctx().new_dynamic_size(), *rows.shape[2:]))
 
 
@@ -105,7 +105,7 @@ def padded_rows(data: Tensor, lengths: Tensor, steps: int) -> Tensor:
 
 
 @padded_rows.register_fake
-def _(data: Tensor, lengths: Tensor, steps: int) -> Tensor:
+def _fake_padded_rows(data: Tensor, lengths: Tensor, steps: int) -> Tensor:
     return data.new_empty((steps, lengths.shape[0], *data.shape[1:]))
 
 
@@ -118,7 +118,7 @@ def batch_sizes(lengths: Tensor, steps: int) -> Tensor:
 
 
 @batch_sizes.register_fake
-def _(lengths: Tensor, steps: int) -> Tensor:
+def _fake_batch_sizes(lengths: Tensor, steps: int) -> Tensor:
     return lengths.new_empty((steps,), device="cpu", dtype=torch.int64)
 
 

@@ -90,6 +90,6 @@ STAND_INS: Final[Mapping[Any, Any]] = FrozenDict({target: _define_stand_in(targe
 _MEANT: Final = FrozenDict({stand_in: target for target, stand_in in STAND_INS.items()})
 
 
-def real_operator(target: object) -> object:
+def composite_of_stand_in(target: object) -> object:
     """Return the composite operator that a stand-in stands for; any other target unchanged."""
     return _MEANT.get(target, target)

@@ -84,7 +84,7 @@ def nearest_fp4_indices(x: Tensor) -> Tensor:
     return (code + 8 * x.signbit()).to(torch.int8)
 
 
-def code_values(codes: Tensor, type: str) -> Tensor:
+def codes_to_float32(codes: Tensor, type: str) -> Tensor:
     """Convert quantized values to float32, without multiplying by a scale."""
     if type != "fp4":
         return codes.float()
@@ -121,7 +121,7 @@ def quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], reci
 def dequantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Dequantize: return the quantized values times their scales, in ``dtype``."""
     codes = unpack(input, type) if is_packed(input, type) else input
-    return (code_values(codes, type) * expand_blocks(scale, codes.shape, block).float()).to(dtype)
+    return (codes_to_float32(codes, type) * expand_blocks(scale, codes.shape, block).float()).to(dtype)
 
 
 def fake_quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int]) -> Tensor:
@@ -133,8 +133,8 @@ def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: i
     """Quantize and dequantize a tensor, with a scale for each block along the last dim that is computed from its
     values: a power of two (MXFP8), or an FP8 value times ``scale`` (NVFP4)."""
     codes, scales = block_codes(input, scale, type, size)
-    each = code_values(scales, "fp8") * (1.0 if scale is None else scale.float())
-    made: Tensor = code_values(codes, type).unflatten(-1, (-1, size)) * each[..., None]
+    each = codes_to_float32(scales, "fp8") * (1.0 if scale is None else scale.float())
+    made: Tensor = codes_to_float32(codes, type).unflatten(-1, (-1, size)) * each[..., None]
     return made.flatten(-2).to(input.dtype)
 
 
@@ -146,10 +146,10 @@ def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tu
     return round_to_type(torch.where(each == 0, 0.0, blocks / each), type).flatten(-2), scales
 
 
-def block_scales(largest: Tensor, scale: Tensor | None, type: str) -> Tensor:
+def block_scales(block_maxima: Tensor, scale: Tensor | None, type: str) -> Tensor:
     """Return the scale of each block from its largest magnitude. Without ``scale`` it is the smallest power of two
     (E8M0) that keeps the block in the type's range; else an E4M3 value, to be multiplied by ``scale``."""
-    wanted = largest / TYPES[type].high
+    wanted = block_maxima / TYPES[type].high
     if scale is None:
         exponent = torch.where(wanted > 0, wanted.log2().ceil(), -127.0).clamp(-127, 127)
         return torch.exp2(exponent).to(torch.float8_e8m0fnu)
@@ -162,15 +162,15 @@ def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int])
     result = input.to(torch.int32) - expand_blocks(zero_point.to(torch.int32), input.shape, block)
     kind = TYPES[type]
     if bool(((result < kind.low) | (result > kind.high)).any()):
-        raise ValueError(f"a quantized value minus its zero point overflows {type}; recompile it with these weights")
+        raise ValueError(f"a quantized value minus its zero point overflows {type}; recompile with these weights")
     return result.to(torch.int8)
 
 
-def _fake_codes(input: Tensor, scale: Tensor, type: str, *_: Argument) -> Tensor:
+def _fake_quantized(input: Tensor, scale: Tensor, type: str, *_: Argument) -> Tensor:
     return torch.empty_like(input, dtype=TYPES[type].codes)
 
 
-def _fake_values(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _fake_dequantized(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
     shape = list(input.shape)
     if is_packed(input, type):
         shape[-1] = 2 * shape[-1]
@@ -181,13 +181,13 @@ def _fake_packed(input: Tensor, type: str) -> Tensor:
     return input.new_empty([*input.shape[:-1], input.shape[-1] // 2], dtype=torch.uint8)
 
 
-def _fake_blocks(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
+def _fake_block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
     kind = torch.float8_e8m0fnu if scale is None else torch.float8_e4m3fn
     scales = input.new_empty([*input.shape[:-1], input.shape[-1] // size], dtype=kind)
     return torch.empty_like(input, dtype=TYPES[type].codes), scales
 
 
-def _fake_same(input: Tensor, *_: Argument) -> Tensor:
+def _fake_like_input(input: Tensor, *_: Argument) -> Tensor:
     return torch.empty_like(input)
 
 
@@ -197,11 +197,11 @@ def _fake_centered(input: Tensor, *_: Argument) -> Tensor:
 
 _library = torch.library.Library("pipeline", "FRAGMENT")
 for _meaning, _fake, _schema in (
-    (quantize, _fake_codes, "(Tensor input, Tensor scale, str type, int[] block, bool reciprocal=False) -> Tensor"),
-    (dequantize, _fake_values, "(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor"),
-    (fake_quantize, _fake_same, "(Tensor input, Tensor scale, str type, int[] block) -> Tensor"),
-    (fake_quantize_blocks, _fake_same, "(Tensor input, Tensor? scale, str type, int size) -> Tensor"),
-    (block_codes, _fake_blocks, "(Tensor input, Tensor? scale, str type, int size) -> (Tensor, Tensor)"),
+    (quantize, _fake_quantized, "(Tensor input, Tensor scale, str type, int[] block, bool reciprocal=False) -> Tensor"),
+    (dequantize, _fake_dequantized, "(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor"),
+    (fake_quantize, _fake_like_input, "(Tensor input, Tensor scale, str type, int[] block) -> Tensor"),
+    (fake_quantize_blocks, _fake_like_input, "(Tensor input, Tensor? scale, str type, int size) -> Tensor"),
+    (block_codes, _fake_block_codes, "(Tensor input, Tensor? scale, str type, int size) -> (Tensor, Tensor)"),
     (centered, _fake_centered, "(Tensor input, Tensor zero_point, str type, int[] block) -> Tensor"),
     (pack, _fake_packed, "(Tensor input, str type) -> Tensor"),
 ):

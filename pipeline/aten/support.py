@@ -24,7 +24,7 @@ class ConverterPriority(enum.Enum):
 
 
 class CallingConvention(enum.Enum):
-    """A converter's parameters: `(ctx, target, args, kwargs, name)` for CTX, `(net, …)` for LEGACY."""
+    """A converter's parameters: `(ctx, target, args, kwargs, name)` for CTX, with the network as `ctx` for LEGACY."""
 
     CTX = "ctx"
     LEGACY = "legacy"
@@ -40,7 +40,7 @@ def must_be(kind: type) -> Callable[[Any, Any, Any], None]:
     return check
 
 
-def _callable(_: object, field: Any, value: Argument) -> None:
+def _check_callable(_: object, field: Any, value: Argument) -> None:
     if not callable(value) and not (value is None and field.default is None):
         raise TypeError(f"{field.name} must be a function, got {value!r}")
 
@@ -71,8 +71,8 @@ class ConverterSupport:
         result is data-dependent.
     """
 
-    converter_implementation: Implementation = attrs.field(validator=_callable)
-    capability_validator: Validator | None = attrs.field(default=None, validator=_callable)
+    converter_implementation: Implementation = attrs.field(validator=_check_callable)
+    capability_validator: Validator | None = attrs.field(default=None, validator=_check_callable)
     supports_dynamic_shapes: bool = attrs.field(default=False, validator=must_be(bool))
     requires_output_allocator: bool = attrs.field(default=False, validator=must_be(bool))
 

@@ -146,15 +146,15 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
     inputs = {port.name for port in program.inputs}
     usual = {torch.float32, *(tensor.dtype for tensor in program.parameters.values())}
     for node in program.graph.nodes:
-        found = sorted(find_dtype_violations(node), key=lambda misfit: misfit.found in usual)
+        found = sorted(find_dtype_violations(node), key=lambda misfit: misfit.actual in usual)
         for misfit in found:
             sources = _placeholders_of_wrong_dtype(misfit)
             if sources and sources <= inputs:
                 name = next(port.name for port in program.inputs if port.name in sources)
-                raise DtypeError(name, short_name(misfit.found), misfit.due, _violation_text(node, misfit))
-        if found:
-            text, first = _violation_text(node, found[0]), found[0]
-            have = f"the model has a dtype error: {text}, not {short_name(first.found)} where {first.due} is expected"
+                raise DtypeError(name, short_name(misfit.actual), misfit.expected, _violation_text(node, misfit))
+        if first := next(iter(found), None):
+            text, actual = _violation_text(node, first), short_name(first.actual)
+            have = f"the model has a dtype error: {text}, not {actual} where {first.expected} is expected"
             raise CaptureError(have, "cast the value in the model: eager also fails")
     return program
 
@@ -181,11 +181,11 @@ def check_resizes(program: Program, _: ExportNotes) -> Program:
 
 def _placeholders_of_wrong_dtype(violation: DtypeViolation) -> set[str]:
     """Return the names of the placeholders that give the value of a `DtypeViolation` its wrong dtype."""
-    seen, todo = set[torch.fx.Node](), [violation.value]
+    seen, todo = set[torch.fx.Node](), [violation.node]
     while todo:
         node = todo.pop()
         value = node.meta.get("val")
-        if node not in seen and isinstance(value, torch.Tensor) and value.dtype == violation.found:
+        if node not in seen and isinstance(value, torch.Tensor) and value.dtype == violation.actual:
             seen.add(node)
             todo += node.all_input_nodes
     return {node.name for node in seen if node.op == "placeholder"}
@@ -193,4 +193,4 @@ def _placeholders_of_wrong_dtype(violation: DtypeViolation) -> set[str]:
 
 def _violation_text(node: torch.fx.Node, violation: DtypeViolation) -> str:
     where = source_line(node)
-    return f"{node.target}{where and f' ({where})'} {violation.why}"
+    return f"{node.target}{where and f' ({where})'} {violation.reason}"

@@ -13,8 +13,8 @@ from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base
-from pipeline.impl.attention import float32_attention, fused_attention, has_key_in_each_row
-from pipeline.impl.attention_limits import Case, first_unmet_condition, pad_case
+from pipeline.impl.attention import float32_attention, fused_attention, has_unmasked_key_per_row
+from pipeline.impl.attention_limits import AttentionCase, first_unmet_condition, pad_case
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
@@ -30,21 +30,21 @@ LONG = 1024
 def check_attention(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Dropout must be 0, and the head dim must be static."""
     if argument(node, "dropout_p"):
-        return Rejection("dropout_p is not 0: PyTorch samples the random numbers", "call model.eval() first")
+        return Rejection("dropout_p is not 0: only PyTorch samples eager's random numbers", "call model.eval() first")
     query = argument(node, "query").meta["val"]
     if isinstance(query.shape[-1], torch.SymInt):
         return Rejection(f"the head dim, the query's last dim, is dynamic ({query.shape[-1]}); it must be static")
     if is_slow_attention(node, settings):
         return Rejection(
-            "PyTorch's kernel is faster on GPUs of this compute capability (H200, 4,096 by 4,096: 186 µs, not 375)",
+            "PyTorch's attention is faster than TensorRT's on this kind of GPU (H200, 4,096 queries: 186 µs, not 375)",
             "faster_in_torch=False runs attention in TensorRT",
         )
     return True
 
 
 def is_slow_attention(node: torch.fx.Node, settings: CompilationSettings) -> bool:
-    """Return whether PyTorch runs an attention because its kernel is faster than TensorRT's: the dtype is half
-    precision, and the captured example has many queries and keys."""
+    """Return whether an attention stays in PyTorch because PyTorch's kernel is faster: the dtype is half precision,
+    and the example inputs have many queries and keys."""
     asked = settings.faster_in_torch and not settings.require_full_compilation
     if not (asked and is_avoided("slow-attention") and node.target is aten.scaled_dot_product_attention.default):
         return False
@@ -53,12 +53,12 @@ def is_slow_attention(node: torch.fx.Node, settings: CompilationSettings) -> boo
     return query.dtype in HALVES and all(n is not None and n >= LONG for n in lengths)  # None depends on data
 
 
-def _case_of_node(node: torch.fx.Node) -> Case:
-    """Return a node's attention as dtypes, shapes and options, to check the conditions of fused kernels."""
+def _attention_case(node: torch.fx.Node) -> AttentionCase:
+    """Return the dtypes, shapes and options of an attention node, to check whether TensorRT fuses the attention."""
     mask = argument(node, "attn_mask")
     query, key, value = (argument(node, name).meta["val"] for name in ("query", "key", "value"))
     bias = None if mask is None else mask.meta["val"]
-    return Case(
+    return AttentionCase(
         dtype=query.dtype,
         query=shape_of(query),
         key=shape_of(key),
@@ -72,11 +72,11 @@ def _case_of_node(node: torch.fx.Node) -> Case:
 
 def is_fused(node: torch.fx.Node, settings: CompilationSettings) -> bool:
     """Return whether TensorRT computes a node's attention in one fused kernel."""
-    return not settings.decompose_attention and first_unmet_condition(pad_case(_case_of_node(node))) is None
+    return not settings.decompose_attention and first_unmet_condition(pad_case(_attention_case(node))) is None
 
 
-def is_declared_open(mask: Any) -> bool:
-    """Return whether the program marks a mask as open: in every row at least one key is not masked."""
+def promises_key_in_row(mask: Any) -> bool:
+    """Return whether a mask is the result of ``open_mask``: each of the mask's rows has at least one unmasked key."""
     while isinstance(mask, torch.fx.Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
     return isinstance(mask, torch.fx.Node) and mask.target is OPEN_MASK
@@ -89,10 +89,10 @@ def attention(
     """scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None,
     float dropout_p=0., bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"""
     query, key, value = (base.tensor(net, x) for x in (query, key, value))
-    case = _case_of_node(net.node)
-    has_key = is_declared_open(argument(net.node, "attn_mask")) or has_key_in_each_row(net, attn_mask)
+    case = _attention_case(net.node)
+    has_unmasked_keys = promises_key_in_row(argument(net.node, "attn_mask")) or has_unmasked_key_per_row(net, attn_mask)
     scale = 1 / math.sqrt(case.query[-1]) if scale is None else float(scale)
-    options: dict[str, Any] = {"has_key": has_key, "causal": case.causal, "scale": scale}
+    options: dict[str, Any] = {"has_unmasked_keys": has_unmasked_keys, "causal": case.causal, "scale": scale}
     if is_fused(net.node, net.ctx.compilation_settings):
         return fused_attention(net, query, key, value, attn_mask, **options)
     return float32_attention(net, query, key, value, attn_mask, gqa=case.gqa, **options)

@@ -1,5 +1,5 @@
-"""Define the decorator ``converts``, which declares a function of a ``Net`` and an operator's arguments as a converter.
-Also read the dtype of a node's result from its fake tensor, and cast results to it."""
+"""Define the decorator ``converts``: it declares a function of a ``Net`` and an operator's arguments as a converter.
+Helpers read the dtype of a node's result from its fake tensor, and cast results to this dtype."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.recipes import qualified_name
 
 Converter: TypeAlias = Callable[..., Any]
 Places: TypeAlias = tuple[Sequence[tuple[str, int]], bool]
-"""The index of each parameter among an operator's arguments, by name, and whether the function takes all arguments."""
+"""(Name, index among the operator's arguments) of each parameter; and whether the function takes all arguments."""
 
 
 def converts(
@@ -35,7 +35,7 @@ def converts(
 
     The function receives the operator's arguments, with defaults filled in, by their names in the schema (`self` as
     `input`): those for which it has parameters, or all as `*operands`. A parameter that is not in the schema needs a
-    default. A mapping assigns each operator a tuple of values, a row, passed after the `Net`. The declared and returned
+    default. A mapping assigns each operator a value, its row, passed after the `Net`. The declared and returned
     function has the public signature `(ctx, target, args, kwargs, name)`.
 
     Args:
@@ -64,13 +64,13 @@ def converts(
     return declare
 
 
-def _adapt_signature(function: Converter, table: Mapping[Any, tuple[Any, ...]]) -> Converter:
+def _adapt_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -> Converter:
     """Wrap a function with named arguments as a converter `(ctx, target, args, kwargs, name)`; compute indices once."""
-    known = {target: _argument_positions(function, target, len(row)) for target, row in table.items()}
+    known = {target: _argument_positions(function, target, len(row)) for target, row in rows.items()}
 
     @wraps(function)
     def convert(ctx: ConversionContext, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-        row = table.get(target, ())
+        row = rows.get(target, ())
         places, takes_all = known[target] if target in known else _argument_positions(function, target, len(row))
         values = bind(target, args, kwargs) if places or takes_all else []
         more = values if takes_all else ()
@@ -79,12 +79,12 @@ def _adapt_signature(function: Converter, table: Mapping[Any, tuple[Any, ...]]) 
     return convert
 
 
-def _argument_positions(function: Converter, target: Any, has_row: int) -> Places:
-    """Return each parameter's index among the operator's arguments, except for the `Net` and the row's parameters."""
+def _argument_positions(function: Converter, target: Any, row_length: int) -> Places:
+    """Return the parameters' indices among the operator's arguments, without the `Net` and the row's parameters."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return (), True
-    wanted = parameters[1 + has_row :]
+    wanted = parameters[1 + row_length :]
     names = argument_names(target) if wanted else ()
     unknown = [p.name for p in wanted if p.name not in names and p.default is p.empty]
     if unknown:
@@ -96,7 +96,7 @@ def _argument_positions(function: Converter, target: Any, has_row: int) -> Place
     return tuple((p.name, names.index(p.name)) for p in wanted if p.name in names), False
 
 
-def result_tensor(net: Net) -> torch.Tensor:
+def fake_result(net: Net) -> torch.Tensor:
     """Return the fake tensor of the current node's result; of the first result if there are several."""
     value = net.node.meta["val"]
     first: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]
@@ -105,16 +105,16 @@ def result_tensor(net: Net) -> torch.Tensor:
 
 def cast_to_result(net: Net, x: ITensor) -> ITensor:
     """Cast a tensor to the dtype of the current node's result; values outside of uint8 wrap around."""
-    dtype = result_tensor(net).dtype
+    dtype = fake_result(net).dtype
     return base.to_uint8(net, x) if dtype == torch.uint8 else base.cast(net, x, dtype)
 
 
-def invert_table(table: Mapping[tuple[Any, ...], Iterable[Target]]) -> dict[Target, tuple[Any, ...]]:
-    """Invert a table from row to operators: return the row of each operator."""
+def rows_by_operator(table: Mapping[tuple[Any, ...], Iterable[Target]]) -> dict[Target, tuple[Any, ...]]:
+    """Invert a table from rows to their operators: return a table from each operator to its row."""
     return {target: row for row, targets in table.items() for target in targets}
 
 
-def call_block(net: Net, row: Sequence[Any], operands: Sequence[Value]) -> ITensor:
-    """Convert an operator by its row of a table: call a building block with the row's arguments, then the operands."""
-    block, *operation = row
+def call_block(net: Net, block_and_arguments: Sequence[Any], operands: Sequence[Value]) -> ITensor:
+    """Call a building block with its own first arguments, then the operands; cast the result to the node's dtype."""
+    block, *operation = block_and_arguments
     return cast_to_result(net, block(net, *operation, *operands))

@@ -1,5 +1,6 @@
-"""Convert casts, torch's primitives (``prims``), and operators that return their input unchanged in an engine.
-torch's decompositions produce the primitives. An engine has no memory formats, storage or autograd."""
+"""Convert casts, two primitives (``prims``) of torch's decompositions, and operators that do nothing in an engine.
+
+An engine has no memory formats, storage or autograd, so that ``clone`` or ``detach`` returns its input."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.types import aten
-from pipeline.converters.binding import cast_to_result, converts, result_tensor
+from pipeline.converters.binding import cast_to_result, converts, fake_result
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base, elementwise_arithmetic, reduce
 from pipeline.impl.base import ITensor, Value
@@ -25,7 +26,7 @@ def to_copy(net: Net, *operands: Value) -> ITensor:
     """_to_copy(Tensor self, *, ScalarType? dtype=None, …, MemoryFormat? memory_format=None) -> Tensor;
     prims::convert_element_type(Tensor a, ScalarType dtype) -> Tensor. A cast of uint8 to uint8 changes nothing."""
     value, byte = base.tensor(net, operands[0]), torch.uint8
-    is_byte = result_tensor(net).dtype == byte and net.node.all_input_nodes[-1].meta["val"].dtype == byte
+    is_byte = fake_result(net).dtype == byte and net.node.all_input_nodes[-1].meta["val"].dtype == byte
     return value if is_byte else cast_to_result(net, value)
 
 
@@ -40,7 +41,7 @@ def identity(net: Net, *operands: Value) -> Value:
 
 @register_torch_trt_decomposition(aten.copy.default)
 def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> Any:
-    """Replace a copy by its cast and broadcast source; of the overwritten tensor the engine reads only the shape."""
+    """Decompose ``copy``: return ``src``, cast and broadcast to ``self``, of which only dtype and shape are read."""
     value = src if src.dtype == self.dtype else src.to(self.dtype)
     return value if statically_known_true(sym_eq(value.shape, self.shape)) else value.expand(self.shape)
 
@@ -48,7 +49,7 @@ def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> A
 @converts(prims.div.default)
 def div(net: Net, input: Value, other: Value) -> ITensor:
     """prims::div(Tensor self, Tensor other) -> Tensor. Integers are divided toward zero."""
-    rounding = None if result_tensor(net).dtype.is_floating_point else "trunc"
+    rounding = None if fake_result(net).dtype.is_floating_point else "trunc"
     return cast_to_result(net, elementwise_arithmetic.divide(net, input, other, rounding))
 
 
@@ -57,4 +58,4 @@ def sum(net: Net, inp: Value, dims: Sequence[int] | None) -> ITensor:
     """prims::sum(Tensor inp, int[]? dims, *, ScalarType? output_dtype=None) -> Tensor"""
     if dims == []:  # reduces no dim here, all dims in aten.sum
         return cast_to_result(net, base.tensor(net, inp))
-    return cast_to_result(net, reduce.total(net, "SUM", inp, dims, False, result_tensor(net).dtype))
+    return cast_to_result(net, reduce.total(net, "SUM", inp, dims, False, fake_result(net).dtype))

@@ -1,5 +1,5 @@
-"""Convert collectives of sharded programs to TensorRT layers, if `collectives_in_engine` is set.
-The ranks of one NCCL group then exchange tensors inside their engines."""
+"""Convert collectives of sharded programs to TensorRT layers, if the setting `collectives_in_engine` is set.
+The ranks of one NCCL process group then exchange tensors inside their engines."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def check_collective(node: Node, settings: CompilationSettings) -> bool | Reject
             f"an engine's collectives need NCCL, and the process group's backend is {backend or 'unknown'}"
         )
     if not follows_previous_collective(node):
-        return Rejection("it does not depend on the previous collective, so ranks may run both in different orders")
-    return _check_layer(node)
+        return Rejection("it does not depend on the previous collective, so ranks may run the two in different orders")
+    return _check_limits_of_layer(node)
 
 
-def _check_layer(node: Node) -> bool | Rejection:
+def _check_limits_of_layer(node: Node) -> bool | Rejection:
     given, *others = bind(node.target, node.args, node.kwargs)
     value, reduction = given.meta["val"], "sum" if node.target is ALL_GATHER else str(others[0]).lower()
     if value.dtype not in DTYPES:
@@ -62,7 +62,7 @@ def _check_layer(node: Node) -> bool | Rejection:
 
 
 def check_wait(node: Node, settings: CompilationSettings) -> bool | Rejection:
-    """The collective whose result this waits for must run in an engine."""
+    """The collective must run in an engine, too: the one whose result ``wait_tensor`` waits for."""
     source = node.args[0]
     if isinstance(source, Node) and source.target in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):
         return check_collective(source, settings)
@@ -78,7 +78,7 @@ def collective(
     """all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor;
     reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor
 
-    The layer names no ranks: an engine gets the communicator of one process group, so that all ranks have equal plans.
+    The layer lists no ranks: an engine gets its process group's communicator at run time, so all engines are equal.
     """
     reduction = REDUCTIONS[reduce_op.lower()] if reduce_op else "NONE"
     kinds = trt.CollectiveOperation.__members__[operation], trt.ReduceOperation.__members__[reduction]

@@ -1,5 +1,5 @@
-"""Decompose elementwise functions, losses, vector distances, sums of products, and overlap-add.
-The elementwise functions have no TensorRT layer, and torch's own decompositions of the losses are incorrect."""
+"""Decompose mathematical operators without a TensorRT layer to operators that have converters.
+These are elementwise functions, losses that torch decomposes wrongly, distances, sums of products, and overlap-add."""
 
 from __future__ import annotations
 

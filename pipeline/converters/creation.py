@@ -8,7 +8,7 @@ import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import aten
-from pipeline.converters.binding import cast_to_result, converts, result_tensor
+from pipeline.converters.binding import cast_to_result, converts, fake_result
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base, shape
@@ -21,7 +21,7 @@ from pipeline.settings import CompilationSettings
 @converts(aten.full.default)
 def full(net: Net, fill_value: Value) -> ITensor:
     """full(SymInt[] size, Scalar fill_value, *, ScalarType? dtype=None, …) -> Tensor"""
-    return shape.full(net, result_sizes(net), fill_value, result_tensor(net).dtype)
+    return shape.full(net, result_sizes(net), fill_value, fake_result(net).dtype)
 
 
 LIKE = {
@@ -38,19 +38,19 @@ UNUSED = frozenset({"layout", "device", "pin_memory", "memory_format"})
 """Names of arguments that do not affect the results of creation operators in an engine."""
 
 
-def _register_like(operator: Any, function: Any) -> Any:
-    """Decompose an operator that creates a tensor like its first argument: the engine reads only the shape."""
+def _decompose_creation_like(like_operator: Any, create: Any) -> Any:
+    """Decompose an operator such as ``ones_like`` to ``create``; it reads only the shape and dtype of ``self``."""
 
-    @register_torch_trt_decomposition(operator)
+    @register_torch_trt_decomposition(like_operator)
     def decompose(self: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
-        size = (self.shape,) if operator in LIKE else ()
+        size = (self.shape,) if like_operator in LIKE else ()
         given = {name: value for name, value in options.items() if name not in UNUSED}
-        return function(*size, *args, **given, dtype=dtype or self.dtype, device=self.device)
+        return create(*size, *args, **given, dtype=dtype or self.dtype, device=self.device)
 
     return decompose
 
 
-DECOMPOSITIONS = [_register_like(*row) for row in (LIKE | NEW).items()]
+DECOMPOSITIONS = [_decompose_creation_like(*row) for row in (LIKE | NEW).items()]
 
 
 @register_torch_trt_decomposition(aten.fill.Tensor)
@@ -62,26 +62,26 @@ def fill(self: torch.Tensor, value: torch.Tensor) -> Any:
 @converts(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
 def empty(net: Net) -> ITensor:
     """empty.memory_format(SymInt[] size, *, ScalarType? dtype=None, …) -> Tensor. The elements are zero."""
-    return shape.full(net, result_sizes(net), 0, result_tensor(net).dtype)
+    return shape.full(net, result_sizes(net), 0, fake_result(net).dtype)
 
 
 @converts(aten.scalar_tensor.default)
 def scalar_tensor(net: Net, s: float) -> ITensor:
     """scalar_tensor(Scalar s, *, ScalarType? dtype=None, …) -> Tensor"""
-    return cast_to_result(net, base.tensor(net, s, result_tensor(net).dtype))
+    return cast_to_result(net, base.tensor(net, s, fake_result(net).dtype))
 
 
 @converts(aten.arange.start_step, aten.arange.start, aten.arange.default)
 def arange(net: Net, start: Size = 0, step: Size = 1) -> ITensor:
     """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, …) -> Tensor"""
     (length,) = result_sizes(net)
-    return shape.arange(net, start, step, length, result_tensor(net).dtype)
+    return shape.arange(net, start, step, length, fake_result(net).dtype)
 
 
 def check_dropout(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Dropout must be off (train=False or p=0), since only PyTorch draws the same random numbers as eager."""
     train, p = argument(node, "train"), argument(node, "p")
-    return train is False or p == 0 or Rejection("dropout samples random numbers", "call model.eval() first")
+    return train is False or p == 0 or Rejection("dropout samples random numbers in PyTorch", "call model.eval() first")
 
 
 @converts(aten.native_dropout.default, validator=check_dropout)

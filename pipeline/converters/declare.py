@@ -1,4 +1,4 @@
-"""Declare converters: a decorator attaches frozen records to a function, and leaves the function itself unchanged."""
+"""Declare converters: a decorator attaches immutable declarations to a function, and does not register it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _check_converter(function: object) -> None:
 
 
 def declarations_of(function: object) -> tuple[Declaration, ...]:
-    """Return the declarations attached to a function, all with this function, even if `functools.wraps` copied them."""
+    """Return a converter's declarations; those that `functools.wraps` copied from another function name this one."""
     if not callable(function) or (carried := records_of(function, ATTRIBUTE)) is None:
         raise TypeError(f"{function!r} is not a converter: decorate it with @dynamo_tensorrt_converter(target)")
     return tuple(declaration.with_function(function) for declaration in carried)
@@ -83,13 +83,13 @@ def target_of(key: object) -> Target:
     if isinstance(key, OpOverload):
         return key
     if isinstance(key, OpOverloadPacket):
-        return _single_overload(key)
+        return _only_functional_overload(key)
     if not callable(key):
         raise TypeError(f"the target is {key!r}: expected an operator such as torch.ops.aten.add.Tensor, or a function")
     if isinstance(key, type) and issubclass(key, torch.nn.Module):
-        raise TypeError(f"a graph has no module {key.__name__}, only its operators: {_traced_operator(key.__name__)}")
+        raise TypeError(f"a graph has no module {key.__name__}, only its operators: {_operator_advice(key.__name__)}")
     if name := traced_name(key):
-        raise TypeError(f"a graph has no {name}, only its operators: {_traced_operator(name.rpartition('.')[2])}")
+        raise TypeError(f"a graph has no {name}, only its operators: {_operator_advice(name.rpartition('.')[2])}")
     return key
 
 
@@ -106,7 +106,7 @@ def operator_by_name(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., 
     return found
 
 
-def _traced_operator(name: str) -> str:
+def _operator_advice(name: str) -> str:
     """Return advice that names the operators to which a torch function or module of this name is traced."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     spelled = (name, name.lower(), snake, re.sub(r"_?[123]d$", "", snake))
@@ -127,7 +127,7 @@ def targets_of_key(key: object) -> tuple[Target, ...]:
     return (target_of(key),)
 
 
-def _single_overload(packet: OpOverloadPacket[..., Any]) -> OpOverload[..., Any]:
+def _only_functional_overload(packet: OpOverloadPacket[..., Any]) -> OpOverload[..., Any]:
     overloads = packet.overloads()
     chosen = [name for name in overloads if name != "out"] if len(overloads) == 2 else overloads
     if len(chosen) != 1:
@@ -138,7 +138,7 @@ def _single_overload(packet: OpOverloadPacket[..., Any]) -> OpOverload[..., Any]
 
 
 def attach(function: F, attribute: str, records: tuple[Any, ...]) -> F:
-    """Append records to the tuple that is stored in an attribute of a function, and return the function."""
+    """Append ``records`` (declarations) to the tuple in an attribute of a function, and return the function."""
     try:
         setattr(function, attribute, (records_of(function, attribute) or ()) + records)
     except (AttributeError, TypeError) as error:
@@ -159,13 +159,13 @@ def collect(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[
     if wrong := [module for module in modules if not isinstance(module, ModuleType)]:
         raise TypeError(f"of() takes modules, not {wrong[0]!r}: call register() to add functions")
     for module in sorted({*modules}, key=lambda module: module.__name__):
-        for value in _module_values(module):
+        for value in _values_in_module(module):
             by_factory = "<locals>" in getattr(value, "__qualname__", "<locals>")
             if records_of(value, attribute) is not None and (by_factory or value.__module__ == module.__name__):
                 yield value
 
 
-def _module_values(module: ModuleType) -> Iterator[Any]:
+def _values_in_module(module: ModuleType) -> Iterator[Any]:
     for name, value in list(vars(module).items()):
         if isinstance(value, dict) and not name.startswith("__"):
             value = [*value.values()]

@@ -32,7 +32,7 @@ def register_torch_trt_decomposition(
     `registry` is a dict of the caller's, to which the function is added too (`DecompositionTable(registry)` converts it
     to a table). A table is immutable: its method `register` returns a new table with the function.
     """
-    operators = _operators(op)
+    operators = _functional_overloads(op)
     if registry is not None and not isinstance(registry, MutableMapping):
         raise TypeError(
             f"registry is {registry!r}: expected a dict, to which the function is added. A table is immutable: "
@@ -43,7 +43,7 @@ def register_torch_trt_decomposition(
         table: MutableMapping[Op, Decomposition] = {} if registry is None else registry
         for each in operators:
             if table.setdefault(each, function) is not function:
-                raise ValueError(f"the dict registry already has a decomposition of {each}: remove it first")
+                raise ValueError(f"the dict passed as registry already decomposes {each}: remove it first")
         return attach(function, ATTRIBUTE, operators)
 
     return declare
@@ -58,7 +58,7 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
     def of(cls, *modules: ModuleType) -> DecompositionTable:
         """Return a table of the decompositions that modules declare; `ValueError` if two are for the same operator."""
         found: dict[Op, Decomposition] = {}
-        for op, function in _declared_pairs(collect(modules, ATTRIBUTE)):
+        for op, function in _declared_decompositions(collect(modules, ATTRIBUTE)):
             if found.setdefault(op, function) is not function:
                 names = f"{function_name(found[op])} and {function_name(function)}"
                 raise ValueError(f"the modules declare two decompositions of {op}: {names}. Keep one of them")
@@ -66,11 +66,11 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
 
     def register(self, *functions: Decomposition) -> DecompositionTable:
         """Return a new table with these declared functions, replacing decompositions of the same operators."""
-        return self | DecompositionTable(_declared_pairs(functions))
+        return self | DecompositionTable(_declared_decompositions(functions))
 
     def without(self, *ops: Op | OpOverloadPacket[..., Any]) -> DecompositionTable:
         """Return a new table without the decompositions of these operators."""
-        dropped = {op for key in ops for op in _operators(key)}
+        dropped = {op for key in ops for op in _functional_overloads(key)}
         return DecompositionTable((op, function) for op, function in self.items() if op not in dropped)
 
     def __or__(self, other: DecompositionTable) -> DecompositionTable:
@@ -84,8 +84,8 @@ class DecompositionTable(FrozenDict[Op, Decomposition]):
         return f"<DecompositionTable: {len(self)} operators>"
 
 
-def _operators(key: object) -> tuple[Op, ...]:
-    """Return the operators of a key: for an operator packet, overloads that mutate nothing and return only tensors."""
+def _functional_overloads(key: object) -> tuple[Op, ...]:
+    """Return the operator that a key names; for a packet, its overloads with tensors that mutate nothing."""
     if isinstance(key, OpOverloadPacket):
         overloads = (getattr(key, name) for name in key.overloads())
         return tuple(op for op in overloads if not op._schema.is_mutable and "Tensor" in str(op._schema))
@@ -102,9 +102,9 @@ def select_decompositions(
     Raises:
         ValueError: an operator is enabled and disabled, or enabled though torch has no decomposition of it.
     """
-    given, left = _check_keys(enabled, "enabled"), _check_keys(disabled, "disabled")
-    on, off = _operators_of_keys(given) - torch_enabled_decompositions, _operators_of_keys(left)
-    if both := sorted(map(str, _operators_of_keys(given) & off)):
+    given, left = _as_collection(enabled, "enabled"), _as_collection(disabled, "disabled")
+    on, off = _all_functional_overloads(given) - torch_enabled_decompositions, _all_functional_overloads(left)
+    if both := sorted(map(str, _all_functional_overloads(given) & off)):
         raise ValueError(f"{both[0]} is in torch_enabled_decompositions and torch_disabled_decompositions: remove one")
     off = off - torch_disabled_decompositions if off >= torch_disabled_decompositions else off
     if missing := sorted(str(op) for op in on if op not in torch._decomp.decomposition_table):
@@ -113,7 +113,7 @@ def select_decompositions(
             "add your own with decompositions=pipeline.DECOMPOSITIONS.register(…)"
         )
     for key in left:
-        if not any(op in decompositions or _torch_decomposes(op) for op in _operators(key)):
+        if not any(op in decompositions or _torch_decomposes(op) for op in _functional_overloads(key)):
             why = "neither pipeline nor torch has a decomposition of this operator"
             warn(f"{key} in torch_disabled_decompositions has no effect: {why}", UnreachedWarning)
     theirs = DecompositionTable({op: torch._decomp.decomposition_table[op] for op in on if op not in decompositions})
@@ -125,17 +125,17 @@ def _torch_decomposes(op: Op) -> bool:
     return composite or op in torch._decomp.decomposition_table
 
 
-def _check_keys(ops: Iterable[Any] | None, name: str) -> tuple[Any, ...]:
+def _as_collection(ops: Iterable[Any] | None, kind: str) -> tuple[Any, ...]:
     if isinstance(ops, str | bytes | OpOverload | OpOverloadPacket) or not isinstance(ops, Iterable | None):
-        raise TypeError(f"torch_{name}_decompositions is {ops!r}: expected a collection of operators, such as a set")
+        raise TypeError(f"torch_{kind}_decompositions is {ops!r}: expected a collection of operators, such as a set")
     return tuple(ops or ())
 
 
-def _operators_of_keys(keys: Iterable[Any]) -> frozenset[Op]:
-    return frozenset(op for key in keys for op in _operators(key))
+def _all_functional_overloads(keys: Iterable[Any]) -> frozenset[Op]:
+    return frozenset(op for key in keys for op in _functional_overloads(key))
 
 
-def _declared_pairs(functions: Iterable[Decomposition]) -> Iterator[tuple[Op, Decomposition]]:
+def _declared_decompositions(functions: Iterable[Decomposition]) -> Iterator[tuple[Op, Decomposition]]:
     for function in functions:
         if (declared := records_of(function, ATTRIBUTE)) is None:
             raise TypeError(f"{function!r} is no decomposition: decorate it with @register_torch_trt_decomposition(op)")
@@ -185,7 +185,7 @@ DISABLED: Final = {
 """Operators that are not decomposed because torch's decomposition is worse than the operator itself, by the reason."""
 
 
-def _operators_by_name(names: str) -> frozenset[Op]:
+def _decomposed_by_torch(names: str) -> frozenset[Op]:
     """Return the operators of these names, except those that this version of torch lacks."""
     table = torch._decomp.decomposition_table
     by_name = {str(op): op for op in table if isinstance(op, OpOverload)}
@@ -204,13 +204,13 @@ _WHOLE: Final = (
     "TensorRT normalises in one layer, which accumulates in fp32",
 )
 
-torch_disabled_decompositions: Final = _operators_by_name(" ".join(DISABLED.values()))
+torch_disabled_decompositions: Final = _decomposed_by_torch(" ".join(DISABLED.values()))
 """Operators that torch can decompose, but that are not decomposed by default: a converter or PyTorch runs them."""
 
-torch_whole_decompositions: Final = _operators_by_name(" ".join(DISABLED[why] for why in _WHOLE))
+torch_whole_decompositions: Final = _decomposed_by_torch(" ".join(DISABLED[why] for why in _WHOLE))
 """Operators whose disabled decomposition is correct: it is used if it leads to an operator with a user's converter."""
 
-torch_enabled_decompositions: Final = (_CORE | _operators_by_name(NOT_CORE)) - torch_disabled_decompositions
+torch_enabled_decompositions: Final = (_CORE | _decomposed_by_torch(NOT_CORE)) - torch_disabled_decompositions
 """Operators that are decomposed by torch's own decomposition if no converter accepts the node."""
 
 

@@ -19,20 +19,20 @@ from pipeline.shapes.environment import shape_of
 Ints = list[int]
 
 
-def _declared(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Register a function as the decomposition of the operator of this name; attention with dropout stays as it is."""
-    op = getattr(aten, name).default
+def _declare_decomposition(operator_name: str, compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Register ``compute`` as the decomposition of this operator; attention with dropout is not decomposed."""
+    op = getattr(aten, operator_name).default
 
     def decomposition(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
         given = {a.name: given.get(a.name, a.default_value) for a in op._schema.arguments}
-        return NotImplemented if given.pop("dropout_p", 0) else function(**given)
+        return NotImplemented if given.pop("dropout_p", 0) else compute(**given)
 
-    decomposition.__name__, decomposition.__doc__ = name.lstrip("_"), str(op._schema)
+    decomposition.__name__, decomposition.__doc__ = operator_name.lstrip("_"), str(op._schema)
     return register_torch_trt_decomposition(op)(decomposition)
 
 
-def _convolution(
+def _convolve_by_aten(
     self: Tensor,
     weight: Tensor,
     stride: Ints,
@@ -42,41 +42,41 @@ def _convolution(
     bias: Tensor | None = None,
     output_padding: Ints | None = None,
     transposed: bool = False,
-    **of_the_kernel: Any,
+    **backend_options: Any,
 ) -> Tensor:
-    """Compute a backend's convolution as ``aten.convolution``; the backend's additional arguments do not matter."""
+    """Compute a backend's convolution as ``aten.convolution``; ``backend_options`` do not change the result."""
     dilation, output_padding = dilation or [1] * len(stride), output_padding or [0] * (weight.dim() - 2)
     rest = (bias, stride, padding, dilation, transposed, output_padding, groups)
     result: Tensor = aten.convolution(self, weight, *rest)
     return result
 
 
-def _depthwise(self: Tensor, **given: Any) -> Tensor:
-    return _convolution(self, **given, groups=self.shape[1])
+def _depthwise_convolution(self: Tensor, **arguments: Any) -> Tensor:
+    return _convolve_by_aten(self, **arguments, groups=self.shape[1])
 
 
-def _added_with_relu(z: Tensor, alpha: float | None, **given: Any) -> Tensor:
-    return torch.relu(_convolution(**given) + z * (1 if alpha is None else alpha))
+def _convolve_add_relu(z: Tensor, alpha: float | None, **convolution_arguments: Any) -> Tensor:
+    return torch.relu(_convolve_by_aten(**convolution_arguments) + z * (1 if alpha is None else alpha))
 
 
 CONVOLUTIONS: Final[dict[str, Callable[..., Any]]] = {
-    "_convolution": lambda input, **given: _convolution(input, **given),
-    "cudnn_convolution": _convolution,
-    "mkldnn_convolution": _convolution,
-    "cudnn_convolution_relu": lambda **given: torch.relu(_convolution(**given)),
-    "cudnn_convolution_add_relu": _added_with_relu,
-    "cudnn_convolution_transpose": partial(_convolution, transposed=True),
-    "_conv_depthwise2d": _depthwise,
-    "conv_depthwise3d": _depthwise,
-    "slow_conv_dilated2d": _convolution,
-    "slow_conv_dilated3d": _convolution,
-    "slow_conv_transpose2d": partial(_convolution, transposed=True),
-    "slow_conv_transpose3d": partial(_convolution, transposed=True),
-    "_slow_conv2d_forward": _convolution,
+    "_convolution": lambda input, **given: _convolve_by_aten(input, **given),
+    "cudnn_convolution": _convolve_by_aten,
+    "mkldnn_convolution": _convolve_by_aten,
+    "cudnn_convolution_relu": lambda **given: torch.relu(_convolve_by_aten(**given)),
+    "cudnn_convolution_add_relu": _convolve_add_relu,
+    "cudnn_convolution_transpose": partial(_convolve_by_aten, transposed=True),
+    "_conv_depthwise2d": _depthwise_convolution,
+    "conv_depthwise3d": _depthwise_convolution,
+    "slow_conv_dilated2d": _convolve_by_aten,
+    "slow_conv_dilated3d": _convolve_by_aten,
+    "slow_conv_transpose2d": partial(_convolve_by_aten, transposed=True),
+    "slow_conv_transpose3d": partial(_convolve_by_aten, transposed=True),
+    "_slow_conv2d_forward": _convolve_by_aten,
 }
 
 
-def _not_updated(
+def _batch_norm_with_fixed_statistics(
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -93,7 +93,7 @@ CELLS: Final = (aten.rnn_relu.input, aten.rnn_tanh.input, aten.lstm.input, aten.
 """The operators of recurrent layers, indexed by cuDNN's mode number."""
 
 
-def _recurrent(
+def _cudnn_recurrent_layer(
     input: Tensor,
     weight: list[Tensor],
     weight_stride0: int,
@@ -107,7 +107,7 @@ def _recurrent(
     train: bool,
     bidirectional: bool,
     batch_sizes: Ints,
-    **of_the_kernel: Any,
+    **backend_options: Any,
 ) -> Any:
     """Compute cuDNN's recurrent layer as an ATen operator; packed sequences of different lengths are not supported."""
     if batch_sizes:
@@ -119,7 +119,7 @@ def _recurrent(
     return output, hy, cy[0] if cy else input.new_zeros((0,), dtype=torch.float32), None, None
 
 
-def _summed(*gates: Tensor | None) -> Tensor:
+def _sum_given(*gates: Tensor | None) -> Tensor:
     first, *rest = (gate for gate in gates if gate is not None)
     return sum(rest, first)
 
@@ -127,7 +127,7 @@ def _summed(*gates: Tensor | None) -> Tensor:
 def _lstm_cell(
     input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None
 ) -> Any:
-    i, f, g, o = _summed(input_gates, input_bias, hidden_gates, hidden_bias).chunk(4, 1)
+    i, f, g, o = _sum_given(input_gates, input_bias, hidden_gates, hidden_bias).chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     cy = f * cx + i * g
     return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
@@ -136,8 +136,8 @@ def _lstm_cell(
 def _gru_cell(
     input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None
 ) -> Any:
-    r, z, n = _summed(input_gates, input_bias).chunk(3, 1)
-    hr, hz, hn = _summed(hidden_gates, hidden_bias).chunk(3, 1)
+    r, z, n = _sum_given(input_gates, input_bias).chunk(3, 1)
+    hr, hz, hn = _sum_given(hidden_gates, hidden_bias).chunk(3, 1)
     r, z = (r + hr).sigmoid(), (z + hz).sigmoid()
     n = (n + r * hn).tanh()
     return (hx - n) * z + n, None
@@ -158,8 +158,8 @@ def _gru_step(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tenso
 OTHERS: Final[dict[str, Callable[..., Any]]] = {
     "lstm_cell": _lstm_step,
     "gru_cell": _gru_step,
-    "_batch_norm_no_update": _not_updated,
-    "_cudnn_rnn": _recurrent,
+    "_batch_norm_no_update": _batch_norm_with_fixed_statistics,
+    "_cudnn_rnn": _cudnn_recurrent_layer,
     "_thnn_fused_lstm_cell": _lstm_cell,
     "_thnn_fused_gru_cell": _gru_cell,
     "_weight_int8pack_mm": lambda self, mat2, scales: torch.mm(self, mat2.to(self.dtype).t()) * scales,
@@ -171,14 +171,14 @@ OTHERS: Final[dict[str, Callable[..., Any]]] = {
 def _attention_and_logsumexp(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return an attention and its float32 log-sum-exp. ``causal``: a query attends to keys up to its own position."""
+    """Return an attention and the float32 log-sum-exp of its scores. ``causal``: keys after the query are masked."""
     if causal and bias is not None:
-        bias, causal = _with_window(query, bias, _window(query, key, 0, None, 0)), False
+        bias, causal = _apply_window_to_bias(query, bias, _window_mask(query, key, 0, None, 0)), False
     gqa = query.dim() == 4 and query.shape[1] != key.shape[1]
     attend = STAND_INS[aten.scaled_dot_product_attention.default]
     result = attend(query, key, value, bias, 0.0, causal, scale=scale, enable_gqa=gqa)
-    hidden = _window(query, key, 0, None, 0) if causal else None
-    return result, _log_sum_exp(query, key, _with_window(query, bias, hidden), scale)
+    hidden = _window_mask(query, key, 0, None, 0) if causal else None
+    return result, _log_sum_exp(query, key, _apply_window_to_bias(query, bias, hidden), scale)
 
 
 def _log_sum_exp(query: Tensor, key: Tensor, bias: Tensor | None, scale: float | None) -> Tensor:
@@ -191,42 +191,47 @@ def _log_sum_exp(query: Tensor, key: Tensor, bias: Tensor | None, scale: float |
     return torch.logsumexp(scores, -1)
 
 
-def _window(query: Tensor, key: Tensor, shift: Any, left: int | None, right: int | None) -> Tensor:
+def _window_mask(query: Tensor, key: Tensor, query_offset: Any, left: int | None, right: int | None) -> Tensor:
     """Return a mask of the keys from ``left`` before a query's position to ``right`` after it; None means no limit."""
-    at = torch.arange(query.shape[-2], device=query.device)[:, None] + shift
+    at = torch.arange(query.shape[-2], device=query.device)[:, None] + query_offset
     of = torch.arange(key.shape[-2], device=query.device)[None, :]
     bounds = [] if right is None else [of <= at + right]
     window: Tensor = reduce(torch.logical_and, bounds if left is None else [*bounds, of >= at - left])
     return window
 
 
-def _with_window(query: Tensor, bias: Tensor | None, window: Tensor | None) -> Tensor | None:
+def _apply_window_to_bias(query: Tensor, bias: Tensor | None, window: Tensor | None) -> Tensor | None:
     if bias is None or window is None:
         return window if bias is None else bias
     return bias & window if bias.dtype == torch.bool else torch.where(window, bias, -math.inf).to(query.dtype)
 
 
-def _lower_right(query: Tensor, key: Tensor, left: int | None, right: int | None) -> Tensor:
-    """Return the mask of a sliding window that aligns the last query with the last key."""
-    return _window(query, key, key.shape[-2] - query.shape[-2], left, right)
+def _window_mask_to_last_key(query: Tensor, key: Tensor, left: int | None, right: int | None) -> Tensor:
+    """Return a mask of each query's window of keys, with the last query at the position of the last key."""
+    return _window_mask(query, key, key.shape[-2] - query.shape[-2], left, right)
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+def _like_flash_kernel(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
     """Compute attention like the flash kernel, whose causal mask aligns the last query with the last key."""
     square = shape_of(query)[-2] == shape_of(key)[-2]
-    window = _lower_right(query, key, None, 0) if causal and not square else None
+    window = _window_mask_to_last_key(query, key, None, 0) if causal and not square else None
     return _attention_and_logsumexp(query, key, value, window, causal and square, scale)
 
 
 def _flash_attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, **_: Any) -> Any:
-    return (*_flash(query, key, value, is_causal, scale), *(None,) * 2, query.shape[2], key.shape[2], *(None,) * 3)
+    result, sums = _like_flash_kernel(query, key, value, is_causal, scale)
+    return result, sums, *(None,) * 2, query.shape[2], key.shape[2], *(None,) * 3
 
 
-def _on_cpu(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any) -> Any:
+def _cpu_flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any
+) -> Any:
     return _attention_and_logsumexp(query, key, value, attn_mask, is_causal, scale)
 
 
-def _efficient(
+def _like_efficient_kernel(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -243,8 +248,8 @@ def _efficient(
     return result, torch.nn.functional.pad(sums, (0, -length % 32), value=math.inf)
 
 
-def _efficient_attention(attn_bias: Tensor | None, is_causal: bool, **given: Any) -> Any:
-    return *_efficient(bias=attn_bias, causal=is_causal, **given), None, None
+def _efficient_attention(attn_bias: Tensor | None, is_causal: bool, **arguments: Any) -> Any:
+    return *_like_efficient_kernel(bias=attn_bias, causal=is_causal, **arguments), None, None
 
 
 def _overrideable_attention(
@@ -256,12 +261,12 @@ def _overrideable_attention(
     return result, sums, *(None,) * 2, query.shape[2], key.shape[2], *(None,) * 3
 
 
-def _cudnn_attention(**given: Any) -> Any:
-    result, sums, *sizes = _overrideable_attention(**given)
+def _cudnn_attention(**arguments: Any) -> Any:
+    result, sums, *sizes = _overrideable_attention(**arguments)
     return result, sums[..., None], *sizes
 
 
-def _flash_forward(
+def _flash_forward_operator(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -269,21 +274,21 @@ def _flash_forward(
     scale: float | None,
     window_size_left: int | None,
     window_size_right: int | None,
-    **others: Any,
+    **other_arguments: Any,
 ) -> Any:
-    if any(others[name] is not None for name in others.keys() - IGNORED):
+    if any(other_arguments[name] is not None for name in other_arguments.keys() - IGNORED):
         return NotImplemented
-    query, key, value = _heads_first(query, key, value)
+    query, key, value = _move_heads_first(query, key, value)
     left, right = (None if size is None or size < 0 else size for size in (window_size_left, window_size_right))
     if left is None and right is None:
-        result, sums = _flash(query, key, value, is_causal, scale)
+        result, sums = _like_flash_kernel(query, key, value, is_causal, scale)
     else:
-        window = _lower_right(query, key, left, 0 if is_causal else right)
+        window = _window_mask_to_last_key(query, key, left, 0 if is_causal else right)
         result, sums = _attention_and_logsumexp(query, key, value, window, False, scale)
     return result.transpose(1, 2), sums, None, None, None
 
 
-def _efficient_forward(
+def _efficient_forward_operator(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -291,19 +296,19 @@ def _efficient_forward(
     custom_mask_type: int,
     compute_log_sumexp: bool,
     scale: float | None,
-    **others: Any,
+    **other_arguments: Any,
 ) -> Any:
-    if any(others[name] is not None for name in others.keys() - IGNORED):
+    if any(other_arguments[name] is not None for name in other_arguments.keys() - IGNORED):
         return NotImplemented
-    query, key, value = _heads_first(query, key, value)
+    query, key, value = _move_heads_first(query, key, value)
     if custom_mask_type == LOWER_RIGHT:
-        bias = _with_window(query, bias, _lower_right(query, key, None, 0))
+        bias = _apply_window_to_bias(query, bias, _window_mask_to_last_key(query, key, None, 0))
     causal = custom_mask_type == UPPER_LEFT
-    result, sums = _efficient(query, key, value, bias, causal, scale, compute_log_sumexp)
+    result, sums = _like_efficient_kernel(query, key, value, bias, causal, scale, compute_log_sumexp)
     return result.transpose(1, 2), sums, None, None, query.shape[2], key.shape[2]
 
 
-def _heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _move_heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Transpose ``[batch, length, heads, size]`` to ``[batch, heads, length, size]``."""
     return tuple(x.transpose(1, 2) for x in tensors)
 
@@ -315,14 +320,14 @@ IGNORED: Final = {"max_q", "max_k", "max_seqlen_q", "max_seqlen_k", "return_debu
 
 ATTENTIONS: Final[dict[str, Callable[..., Any]]] = {
     "_scaled_dot_product_flash_attention": _flash_attention,
-    "_scaled_dot_product_flash_attention_for_cpu": _on_cpu,
+    "_scaled_dot_product_flash_attention_for_cpu": _cpu_flash_attention,
     "_scaled_dot_product_efficient_attention": _efficient_attention,
     "_scaled_dot_product_cudnn_attention": _cudnn_attention,
     "_scaled_dot_product_fused_attention_overrideable": _overrideable_attention,
-    "_flash_attention_forward": _flash_forward,
-    "_efficient_attention_forward": _efficient_forward,
+    "_flash_attention_forward": _flash_forward_operator,
+    "_efficient_attention_forward": _efficient_forward_operator,
 }
 """For each backend's attention operator, a function that computes it as scaled dot product attention, with the
 log-sum-exp; results that only a backward pass reads are None."""
 
-DECOMPOSITIONS: Final = [_declared(*row) for row in (CONVOLUTIONS | OTHERS | ATTENTIONS).items()]
+DECOMPOSITIONS: Final = [_declare_decomposition(*row) for row in (CONVOLUTIONS | OTHERS | ATTENTIONS).items()]

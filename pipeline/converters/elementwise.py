@@ -9,7 +9,7 @@ import torch
 
 from pipeline.aten.arguments import bind
 from pipeline.aten.types import aten
-from pipeline.converters.binding import call_block, cast_to_result, converts, invert_table, result_tensor
+from pipeline.converters.binding import call_block, cast_to_result, converts, fake_result, rows_by_operator
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base, elementwise, elementwise_arithmetic, elementwise_bits, unary
 from pipeline.impl.base import ITensor, Value
@@ -57,44 +57,44 @@ SHIFTS: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def wrap_to_bytes(net: Net, values: Sequence[Value]) -> Sequence[Value]:
+def wrap_to_uint8(net: Net, operands: Sequence[Value]) -> Sequence[Value]:
     """Wrap numbers and 0-d integers to uint8 if the node combines them with uint8 tensors: -3 becomes 253. Networks
     represent uint8 as int32, so the graph's node must show which tensors are uint8."""
     node = net.node
     inputs = (n.meta["val"] for n in node.all_input_nodes)
     if not any(isinstance(v, torch.Tensor) and v.dtype == torch.uint8 for v in inputs):
-        return values
+        return operands
     given = bind(node.target, node.args, node.kwargs)
     metas = [v.meta["val"] if isinstance(v, torch.fx.Node) else v for v in given]
     taken = [m for m in metas if isinstance(m, torch.Tensor | int | float)]
-    if base.result_type(*taken) != torch.uint8 or result_tensor(net).dtype not in (torch.uint8, torch.bool):
-        return values
+    if base.result_type(*taken) != torch.uint8 or fake_result(net).dtype not in (torch.uint8, torch.bool):
+        return operands
 
     def wrap(value: Any, meta: Any) -> Any:
         if isinstance(meta, torch.Tensor):
             return base.to_uint8(net, base.tensor(net, value)) if meta.dtype in INTEGERS else value
         return value % 256 if isinstance(value, int) and not isinstance(value, bool) else value
 
-    return list(map(wrap, values, metas))
+    return list(map(wrap, operands, metas))
 
 
-@converts(invert_table(TABLE), invert_table(SHIFTS))
-def binary(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Convert an elementwise operator by its table row: call the row's building block with the operator's arguments."""
-    return call_block(net, row, wrap_to_bytes(net, operands))
+@converts(rows_by_operator(TABLE), rows_by_operator(SHIFTS))
+def binary(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
+    """Convert an elementwise operator: call its building block in `TABLE` or `SHIFTS` with the operator's arguments."""
+    return call_block(net, block_and_arguments, wrap_to_uint8(net, operands))
 
 
 @converts(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(net: Net, input: Value, other: Value, alpha: Value) -> ITensor:
     """rsub(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"""
-    input, other, alpha = wrap_to_bytes(net, (input, other, alpha))
+    input, other, alpha = wrap_to_uint8(net, (input, other, alpha))
     return cast_to_result(net, elementwise.add(net, "SUB", other, input, alpha))
 
 
 @converts(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(net: Net, input: Value, mask: Value, value: Value) -> ITensor:
     """masked_fill(Tensor self, Tensor mask, Tensor value) -> Tensor"""
-    input, mask, value = wrap_to_bytes(net, (input, mask, value))
+    input, mask, value = wrap_to_uint8(net, (input, mask, value))
     return elementwise.where(net, mask, value, input, base.dtype_of(input))
 
 
@@ -105,14 +105,14 @@ BITWISE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
 
 
 def check_bitwise(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The rank must be at most 7, as 4-bit digits of integers need a new dim; 8 for bools and masks of 2**k - 1."""
+    """The rank must be at most 7: 4-bit digits of integers need a new dim (8 for bools or ``x & 2**k - 1``)."""
     value = node.meta["val"]
     if value.dtype == torch.bool or value.dim() < 8 or elementwise_bits.is_low_mask(node.args[1]):
         return True
-    return Rejection(f"bits of integers of rank {value.dim()} need one more dim, and TensorRT supports at most 8 dims")
+    return Rejection(f"bit operations on rank {value.dim()} need one more dim, and TensorRT supports at most 8 dims")
 
 
-@converts(invert_table(BITWISE), validator=check_bitwise)
-def bitwise(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+@converts(rows_by_operator(BITWISE), validator=check_bitwise)
+def bitwise(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
     """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor"""
-    return call_block(net, row, operands)
+    return call_block(net, block_and_arguments, operands)

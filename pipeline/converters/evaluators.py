@@ -1,5 +1,5 @@
-"""Define evaluators: converters that add no layer, for sizes, conditions, assertions and results of other operators.
-Sizes are symbolic expressions; layers compute a size only if a layer reads it (``pipeline.impl.base.shape_tensor``)."""
+"""Define evaluators: converters that add no layer.
+They return a size as an expression over the program's symbols; layers compute it only if another layer reads it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def size(net: Net) -> Any:
 
 
 def _check_condition(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The condition must be known at compile time or guarded by the program, since engines have no Python bools."""
+    """The known_condition must be known at compile time, since engines have no Python bools."""
     reason = f"{node.name} is a Python bool of dynamic sizes, which engines do not support"
     return isinstance(node.meta.get("val"), bool) or Rejection(reason)
 
@@ -55,7 +55,7 @@ def _check_condition(node: torch.fx.Node, settings: CompilationSettings) -> bool
     *(operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, torch.sym_not),
     validator=_check_condition,
 )
-def condition(net: Net) -> bool:
+def known_condition(net: Net) -> bool:
     """Return the bool that the node computes, which is known at compile time."""
     value: bool = net.node.meta["val"]
     return value
@@ -63,4 +63,4 @@ def condition(net: Net) -> bool:
 
 @converts(aten._assert_tensor_metadata.default)
 def _assert_tensor_metadata(net: Net) -> None:
-    """_assert_tensor_metadata(Tensor a, …) -> (). Capture has checked the assertion, so it adds no layer."""
+    """_assert_tensor_metadata(Tensor a, …) -> (). The assertion was checked at capture, and needs no layer."""

@@ -35,8 +35,8 @@ def embedding(net: Net, weight: Value, indices: Value) -> ITensor:
     return _embedding.embedding(net, weight, indices)
 
 
-def _check_bags(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Only the first result, the bags, can be read; bags times indices times columns must be at most 2**31 - 1."""
+def _check_embedding_bag(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+    """Only the first result may be read; bags times indices times columns must be at most 2**31 - 1."""
     for user in node.users:
         if user.target is not operator.getitem or user.args[1] != 0:
             return Rejection(f"{user.name} reads an output for gradients, and an engine computes the first output only")
@@ -46,7 +46,7 @@ def _check_bags(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
     return check_comparison_size(node.meta["val"][0].shape[0], indices.shape[0], weight.shape[1])
 
 
-@converts(aten._embedding_bag.default, aten._embedding_bag_forward_only.default, validator=_check_bags)
+@converts(aten._embedding_bag.default, aten._embedding_bag_forward_only.default, validator=_check_embedding_bag)
 def embedding_bag(
     net: Net,
     weight: Value,
@@ -67,11 +67,11 @@ def embedding_bag(
 
 
 def _check_indices(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Indices must be integers, or one mask if the program knows how many elements it selects."""
+    """Indices must be integers, or one mask if the number of elements that it selects is known at capture."""
     masks = [(place, each.dtype) for place, each in _index_tensors(node) if each.dtype not in INTEGERS]
     if not masks:
         return True
-    if _is_mask(node) and not free_unbacked_symbols(node.meta["val"]):
+    if _indexes_by_mask(node) and not free_unbacked_symbols(node.meta["val"]):
         return check_cumulative_layer(node, settings)
     place, dtype = masks[0]
     return Rejection(
@@ -86,16 +86,16 @@ def _index_tensors(node: torch.fx.Node) -> list[tuple[int, torch.Tensor]]:
     return [(i, each.meta["val"] if isinstance(each, torch.fx.Node) else each) for i, each in given if each is not None]
 
 
-def _is_mask(node: torch.fx.Node) -> bool:
+def _indexes_by_mask(node: torch.fx.Node) -> bool:
     return [each.dtype for _, each in _index_tensors(node)] == [torch.bool]
 
 
 @converts(aten.index.Tensor, validator=_check_indices)
 def index(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
     """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end. The
-    program states how many elements a mask selects."""
+    fake result has the number of elements that a mask selects."""
     x = base.tensor(net, input)
-    if _is_mask(net.node):
+    if _indexes_by_mask(net.node):
         [(dim, _)] = _index_tensors(net.node)
         return index_masks.select_by_mask(net, x, indices[dim], dim, result_sizes(net)[dim])
     return _index.index(net, x, indices, non_negative_positions(argument(net.node, "indices")))
@@ -116,7 +116,7 @@ def gather(net: Net, input: Value, dim: int, index: Value) -> ITensor:
     return _index.gather(net, input, index, dim)
 
 
-def _check_write(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def _check_index_put(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Indices must be integers, or one mask. To accumulate, indices times elements must be at most 2**31 - 1."""
     tensors, x = _index_tensors(node), argument(node, "self").meta["val"]
     if not all(t.dtype in INTEGERS for _, t in tensors):
@@ -136,7 +136,7 @@ def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: 
     return row.reshape(x.shape)
 
 
-@converts(aten.index_put.default, validator=_check_write)
+@converts(aten.index_put.default, validator=_check_index_put)
 def index_put(net: Net, input: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> ITensor:
     """index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor"""
     input = base.tensor(net, input)
@@ -153,7 +153,7 @@ def triangle(net: Net, lower: bool, input: Value, diagonal: int) -> ITensor:
     return index_masks.triangle(net, base.tensor(net, input), diagonal, lower)
 
 
-def _check_classes(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def _check_class_count(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The argument num_classes must be given: a number that depends on data is not supported."""
     classes = argument(node, "num_classes")
     if isinstance(classes, int) and classes > 0:
@@ -161,7 +161,7 @@ def _check_classes(node: torch.fx.Node, settings: CompilationSettings) -> bool |
     return Rejection("the number of classes is data-dependent (the largest index)", "pass num_classes to one_hot")
 
 
-@converts(aten.one_hot.default, validator=_check_classes)
+@converts(aten.one_hot.default, validator=_check_class_count)
 def one_hot(net: Net, input: Value, num_classes: int) -> ITensor:
     """one_hot(Tensor self, int num_classes=-1) -> Tensor"""
     return index_masks.one_hot(net, input, num_classes)

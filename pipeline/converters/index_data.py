@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.op_predicates import is_move
+from pipeline.aten.op_predicates import moves_elements
 from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
@@ -35,7 +35,7 @@ NO_NONZERO = Rejection(
 
 
 def check_nonzero(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Only the tensorrt package can run this: tensorrt_rtx has no NonZero layer."""
+    """The tensorrt package must be used, since tensorrt_rtx has no NonZero layer."""
     return CAPABILITIES.nonzero or NO_NONZERO
 
 
@@ -55,7 +55,7 @@ def nonzero_numpy(net: Net, *operands: Value) -> list[Any]:
 
 @converts(aten.index.Tensor, validator=check_nonzero, requires_output_allocator=True)
 def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
-    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: the coordinates of True are the indices."""
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: gather at their true elements."""
     given: list[Any] = []
     for each, node in zip(indices, argument(net.node, "indices"), strict=True):
         if each is None or node.meta["val"].dtype not in MASKS:
@@ -118,7 +118,7 @@ def _check_item(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
 def _describe_producer(node: torch.fx.Node) -> str:
     """Describe, for an error message, the node that computed the tensor from which ``node`` reads a number."""
     source = node.all_input_nodes[0]
-    while is_move(source) or source.target is operator.getitem:
+    while moves_elements(source) or source.target is operator.getitem:
         source = source.all_input_nodes[0]
     return f"{source.name} ({qualified_name(source.target)})" if source.op == "call_function" else source.name
 

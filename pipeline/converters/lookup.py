@@ -62,7 +62,7 @@ class Lookup(Mapping[Any, Entry]):
         if isinstance(key, Node):
             found = self.choose(key)
             if isinstance(found, Refusal):
-                raise KeyError(f"{key.name}: {found}")
+                raise KeyError(f"no converter accepts {key.name}: {found}")
             return found.entry()
         if not (candidates := self._candidates_of(key)):
             raise KeyError(f"no converter for {qualified_name(key)}")
@@ -87,7 +87,7 @@ class Lookup(Mapping[Any, Entry]):
         return len(self.candidates)
 
     def choose(self, node: Node) -> Choice | Refusal:
-        """Return the first converter that accepts the node, or a refusal with one or more reasons per converter."""
+        """Return the first converter that accepts the node, or else the reasons why each converter rejects it."""
         if node.op != "call_function":
             return Refusal((Rejection(f"{node.name} is a {node.op} node: only call_function nodes are converted"),))
         if is_kept_in_torch(node.target, node.meta, self.settings):
@@ -122,7 +122,7 @@ class Lookup(Mapping[Any, Entry]):
     def get_all_converters_with_target(
         self, target: Target, return_registry_info: bool = False
     ) -> tuple[ConverterSupport, ...] | tuple[tuple[ConverterSupport, ...], dict[str, int]]:
-        """Return a target's converters in lookup order, not validated; with registry info, also counts per module."""
+        """Return a target's converters in lookup order, without validation; optionally also their number per module."""
         converters = tuple(declaration.support for declaration in self._candidates_of(target))
         return (converters, _count_by_module(converters)) if return_registry_info else converters
 
@@ -153,7 +153,7 @@ class BoundRegistry(Lookup):
     candidates: Candidates = attrs.field(init=False)
 
     @candidates.default
-    def _of_registry(self) -> Candidates:
+    def _registry_candidates(self) -> Candidates:
         return self.registry.candidates
 
     def __repr__(self) -> str:
@@ -183,7 +183,7 @@ def find_rejection(support: ConverterSupport, node: Node, settings: CompilationS
     static = reject_dynamic_sizes(support, settings, node.args, node.kwargs, node.meta.get("val"))
     if static is not None:
         return static
-    verdict = _validate(support, node, settings) if support.capability_validator else None
+    verdict = _call_validator(support, node, settings) if support.capability_validator else None
     if verdict is not None or CAPABILITIES.nonzero or not support.requires_output_allocator:
         return verdict
     return Rejection(
@@ -193,16 +193,16 @@ def find_rejection(support: ConverterSupport, node: Node, settings: CompilationS
 
 
 def reject_dynamic_sizes(
-    support: ConverterSupport, settings: CompilationSettings, args: Any, kwargs: Any, value: Any
+    support: ConverterSupport, settings: CompilationSettings, args: Any, kwargs: Any, result: Any
 ) -> Rejection | None:
     """Return the reason why a converter for static shapes rejects a call with symbolic sizes; None if it accepts."""
     if support.supports_dynamic_shapes or settings.assume_dynamic_shape_support:
         return None
-    places = ", ".join(describe_symbolic_dims(args, kwargs, value))
+    places = ", ".join(describe_symbolic_dims(args, kwargs, result))
     return Rejection(f"the converter {support.name} supports static shapes only, but {places}") if places else None
 
 
-def _validate(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
+def _call_validator(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
     validator = support.capability_validator
     assert validator is not None
     name = function_name(validator)
@@ -219,7 +219,7 @@ def _validate(support: ConverterSupport, node: Node, settings: CompilationSettin
             "as pipeline.Rejection(reason, hint)"
         )
     if isinstance(verdict, _SYMBOLIC):  # its truth value would add a guard on the graph's shapes
-        return Rejection(f"the converter's validator {name} returned a condition on symbolic dims: {verdict}")
+        return Rejection(f"the validator {name} returned a condition on symbolic dims, which must be a bool: {verdict}")
     return None if verdict else Rejection(f"the validator {name} rejects this call", validator_summary(validator))
 
 
@@ -237,7 +237,7 @@ def _accepts_settings(validator: object) -> bool:
 
 @lru_cache
 def _log_once(text: str) -> None:
-    """Log a text once per process: a rejection appears nowhere else if another converter accepts the node."""
+    """Log a validator's failure once per process: if another converter accepts the node, nothing else reports it."""
     log.warning("%s", text)
 
 
@@ -246,34 +246,34 @@ def validator_summary(validator: object) -> str:
     return " ".join((getattr(validator, "__doc__", None) or "").split()) if hasattr(validator, "__name__") else ""
 
 
-def describe_symbolic_dims(args: Any, kwargs: Any, value: Any) -> Iterator[str]:
+def describe_symbolic_dims(args: Any, kwargs: Any, result: Any) -> Iterator[str]:
     """Describe the symbolic dims of a call. Only types are examined, so no guard is added to a ShapeEnv."""
-    for leaf in _flatten((args, kwargs)):
+    for leaf in _flatten_containers((args, kwargs)):
         yield from (
-            _describe_symbolic(leaf.meta.get("val"), leaf.name)
+            _describe_symbolic_sizes(leaf.meta.get("val"), leaf.name)
             if isinstance(leaf, Node)
-            else _describe_symbolic(leaf, "an argument")
+            else _describe_symbolic_sizes(leaf, "an argument")
         )
-    yield from _describe_symbolic(value, "its result")
+    yield from _describe_symbolic_sizes(result, "its result")
 
 
-def _describe_symbolic(value: Any, argument: str) -> Iterator[str]:
-    for leaf in _flatten(value):
+def _describe_symbolic_sizes(value: Any, value_name: str) -> Iterator[str]:
+    for leaf in _flatten_containers(value):
         if isinstance(leaf, _SYMBOLIC):
-            yield f"{argument} is {leaf}"
+            yield f"{value_name} is {leaf}"
         elif isinstance(leaf, torch.Tensor):
             for dim, size in enumerate(leaf.shape):
                 if isinstance(size, torch.SymInt):
-                    yield f"dim {dim} of {argument} is {size}"
+                    yield f"dim {dim} of {value_name} is {size}"
 
 
-def _flatten(value: Any) -> Iterator[Any]:
+def _flatten_containers(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         value = [*value.values()]
     elif isinstance(value, slice):
         value = [value.start, value.stop, value.step]
     if isinstance(value, list | tuple):
         for item in value:
-            yield from _flatten(item)
+            yield from _flatten_containers(item)
     else:
         yield value

@@ -1,8 +1,9 @@
-"""Convert matmuls and linear layers; decompose einsum of two tensors, and grouped matmuls (mixture of experts).
-Einsum becomes a matmul with as few dims as possible. A grouped matmul multiplies each group of rows by its own matrix.
+"""Convert matmuls and linear layers, and decompose einsum and grouped matmuls to matmuls.
 
-torch's own decomposition of einsum creates tensors with a dim for every letter of the equation; TensorRT-RTX 1.4 fails
-to build some of those in float16 (CvT), and does not recognise attention in them.
+A grouped matmul (mixture of experts) multiplies each group of rows by its own matrix. An einsum of two tensors becomes
+a matmul with as few dims as possible:
+torch's own decomposition creates tensors with a dim for every letter, which TensorRT-RTX 1.4 may fail to build in
+float16 (CvT), and in which it recognises no attention.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipeline.converters.binding import converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
 from pipeline.impl import matmul as impl
-from pipeline.impl.attention import first_row, not_alone
+from pipeline.impl.attention import duplicate_single_query, keep_first_row
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.quirks import matmul_neighbours
@@ -31,21 +32,21 @@ from pipeline.quirks.matmul_neighbours import PASSING
 @converts(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default, aten.matmul.default)
 def matmul(net: Net, *factors: Value) -> ITensor:
     """matmul(Tensor self, Tensor other) -> Tensor"""
-    a, b = _separate_transposes(net, factors)
+    a, b = _separate_transposed_operands(net, factors)
     lone = _reads_attention_weights(net.node)
     if lone:
-        a, lone = not_alone(net, base.tensor(net, a))
+        a, lone = duplicate_single_query(net, base.tensor(net, a))
     result = impl.matmul(net, a, b)
     result = impl.separate_transpose(net, result, matmul_neighbours.RESULT)
-    return first_row(net, result) if lone else result
+    return keep_first_row(net, result) if lone else result
 
 
-def _separate_transposes(net: Net, factors: Sequence[Value], first: int = 0) -> list[Value]:
-    """Return a matmul's operands, transposed ones behind a barrier; ``first`` is the argument index of the first."""
+def _separate_transposed_operands(net: Net, factors: Sequence[Value], first_position: int = 0) -> list[Value]:
+    """Return a matmul's operands, the transposed ones behind a barrier; ``first_position`` is the first's position."""
     node = net.node
     if node is None or op_kind(node.target) is not Kind.MULTIPLIES:
         return [*factors]
-    rows = zip(factors, bind(node.target, node.args, node.kwargs)[first:], strict=False)
+    rows = zip(factors, bind(node.target, node.args, node.kwargs)[first_position:], strict=False)
     return [impl.separate_transpose(net, x, given.name) if isinstance(given, torch.fx.Node) else x for x, given in rows]
 
 
@@ -61,7 +62,7 @@ def _reads_attention_weights(product: torch.fx.Node | None) -> bool:
 def addmm(net: Net, *operands: Value) -> ITensor:
     """addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"""
     summand, a, b, *coefficients = operands
-    return impl.add_matmul(net, summand, *_separate_transposes(net, (a, b), 1), *coefficients)
+    return impl.add_matmul(net, summand, *_separate_transposed_operands(net, (a, b), 1), *coefficients)
 
 
 @converts(aten.linear.default)
@@ -89,8 +90,8 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any
         known = sizes.setdefault(letter, size)
         if isinstance(known, int) != isinstance(size, int) or (isinstance(size, int) and known != size):
             return NotImplemented
-    a, left = _sum_unused(a, left, {*right, *out})
-    b, right = _sum_unused(b, right, {*left, *out})
+    a, left = _sum_over_unneeded_dims(a, left, {*right, *out})
+    b, right = _sum_over_unneeded_dims(b, right, {*left, *out})
     batch = tuple(x for x in out if x in left and x in right)
     inner = tuple(x for x in left if x in right and x not in out)
     rows = tuple(x for x in out if x in left and x not in right)
@@ -130,10 +131,10 @@ def _expand_ellipsis(operand: str, rank: int) -> Letters:
     return (*head, *(f".{i}" for i in range(count, 0, -1)), *tail)
 
 
-def _sum_unused(x: Tensor, letters: Letters, needed: set[str]) -> tuple[Tensor, Letters]:
-    """Sum a tensor over the dims that are not in ``needed``; return the sum and its remaining letters."""
-    gone = [i for i, letter in enumerate(letters) if letter not in needed]
-    kept = tuple(letter for letter in letters if letter in needed)
+def _sum_over_unneeded_dims(x: Tensor, letters: Letters, needed_letters: set[str]) -> tuple[Tensor, Letters]:
+    """Sum a tensor over the dims that are not in ``needed_letters``; return the sum and its remaining letters."""
+    gone = [i for i, letter in enumerate(letters) if letter not in needed_letters]
+    kept = tuple(letter for letter in letters if letter in needed_letters)
     return (x.sum(gone) if gone else x), kept
 
 
@@ -163,9 +164,9 @@ MOST: Final = 1 << 36
 """If a grouped matmul multiplies at most so many numbers, an engine computes it faster than leaving it (0.2 ms)."""
 
 
-def is_faster_in_torch(rows: Sequence[int], matrices: Sequence[int]) -> bool:
-    """Return whether PyTorch computes a grouped matmul faster than an engine, for the row number of every profile."""
-    return min(rows) > FEW_ROWS and min(rows) * math.prod(matrices) > MOST
+def is_grouped_mm_faster_in_torch(row_counts: Sequence[int], matrices_shape: Sequence[int]) -> bool:
+    """Return whether PyTorch computes a grouped matmul faster than an engine, for each of these numbers of rows."""
+    return min(row_counts) > FEW_ROWS and min(row_counts) * math.prod(matrices_shape) > MOST
 
 
 def equivalent_operator(target: Any) -> Any:
@@ -181,8 +182,8 @@ def grouped_mm(
 
     Multiply rows ``offs[e - 1]`` to ``offs[e]`` of ``self`` by ``mat2[e]``; rows after the last group are 0. Shapes in
     an engine must not depend on data, so every row is multiplied by every matrix, at the cost of one matmul per group.
-    If there are fewer rows than matrices, each row is multiplied by a copy of its matrix instead. `is_faster_in_torch`
-    decides which calls run in PyTorch.
+    If there are fewer rows than matrices, each row is multiplied by a copy of its matrix instead.
+    `is_grouped_mm_faster_in_torch` decides which calls run in PyTorch.
     """
     if bias is not None or self.dim() != 2 or mat2.dim() != 3 or offs is None:
         return NotImplemented

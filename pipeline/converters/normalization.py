@@ -78,10 +78,10 @@ def batch_norm_without_running_statistics(
 
 
 def check_statistics(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Only statistics of the input are supported; with running statistics, it is decomposed as a batch norm."""
+    """Only the input's statistics are supported; with running statistics, the node is decomposed to a batch norm."""
     if argument(node, "use_input_stats"):
         return check_channels(node, settings)
-    return Rejection("use_input_stats is False: with running statistics it is a batch norm, and is decomposed to one")
+    return Rejection("use_input_stats is False: an instance norm with running statistics is decomposed to a batch norm")
 
 
 @converts(aten.instance_norm.default, validator=check_statistics)
@@ -103,7 +103,7 @@ def rms_norm(
 
 
 def _scale_and_shift(x: Tensor, weight: Opt, bias: Opt, mean: Tensor, var: Tensor, eps: float) -> Tensor:
-    """Apply a batch norm as ``x * scale + shift``, in float32 for half precision; both constants are folded."""
+    """Apply a batch norm as ``x * scale + shift``, in float32 for half precision; scale and shift are constant."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     shape = [-1] + [1] * (x.dim() - 2)
     weight, bias, mean, var = (_flatten_parameter(each) for each in (weight, bias, mean, var))
@@ -113,9 +113,9 @@ def _scale_and_shift(x: Tensor, weight: Opt, bias: Opt, mean: Tensor, var: Tenso
     return (x.to(dtype) * scale.view(shape) + shift.view(shape)).to(x.dtype)
 
 
-def _flatten_parameter(of_channels: Argument) -> Argument:
+def _flatten_parameter(parameter: Argument) -> Argument:
     """Flatten a parameter to rank 1; eager accepts any shape with one element per channel."""
-    return of_channels if of_channels is None or of_channels.dim() == 1 else of_channels.reshape(-1)
+    return parameter if parameter is None or parameter.dim() == 1 else parameter.reshape(-1)
 
 
 Statistics = tuple[Tensor, Tensor, Tensor]

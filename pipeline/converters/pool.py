@@ -16,7 +16,7 @@ from pipeline.impl import base, pool
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.pool import gather_argmax, gather_max, gather_mean
 from pipeline.impl.pool_windows import Windows, adaptive_positions
-from pipeline.impl.reduce import all_dims, extremum, reduce
+from pipeline.impl.reduce import extremum, reduce, reduced_dims
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
@@ -50,12 +50,12 @@ def _pool_windows(node: torch.fx.Node, rank: int) -> Windows:
         padding,
         dilation,
         sizes,
-        [_static_size(s) for s in _result_tensor(node).shape[-rank:]],
+        [_static_size(s) for s in _first_fake_result(node).shape[-rank:]],
         bool(argument(node, "ceil_mode")) and not even,
     )
 
 
-def _result_tensor(node: torch.fx.Node) -> torch.Tensor:
+def _first_fake_result(node: torch.fx.Node) -> torch.Tensor:
     made = node.meta["val"]
     result: torch.Tensor = made if isinstance(made, torch.Tensor) else made[0]
     return result
@@ -65,17 +65,17 @@ def _static_size(size: int | torch.SymInt) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _reject_dynamic(node: torch.fx.Node, reason: str) -> Rejection:
-    """Return a rejection that names the dynamic dim of the input and says what needs it to be static."""
+def _reject_dynamic(node: torch.fx.Node, operation: str) -> Rejection:
+    """Return a rejection that names the input's dynamic dim, and the operation that needs static sizes."""
     shape = argument(node, "self").meta["val"].shape
     dim = next(i for i, s in reversed(list(enumerate(shape))) if isinstance(s, torch.SymInt))
-    return Rejection(f"dim {dim} of the input is dynamic ({shape[dim]}); {reason} needs static sizes")
+    return Rejection(f"dim {dim} of the input is dynamic ({shape[dim]}); {operation} needs static sizes")
 
 
 def _check_max_pool(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Dilation, integers and returned indices need static sizes, since TensorRT's layer does not support them."""
     windows = _pool_windows(node, MAX[node.target])
-    if windows.static:
+    if windows.has_static_sizes:
         return True
     if max(windows.dilation) > 1:
         return _reject_dynamic(node, "dilated pooling")
@@ -138,7 +138,7 @@ def avg_pool(
     x, windows = base.tensor(net, input), _pool_windows(net.node, rank)
     if windows.rounds_up and _has_single_window(net.node, windows):
         wide = base.cast(net, x, torch.float32)
-        mean = reduce(net, "AVG", wide, all_dims(range(-rank, 0), base.rank(x)), keepdim=True)
+        mean = reduce(net, "AVG", wide, reduced_dims(range(-rank, 0), base.rank(x)), keepdim=True)
         return base.cast(net, mean, base.dtype_of(x))
     return pool.avg_pool(net, x, windows, count_include_pad, divisor_override)
 
@@ -154,15 +154,15 @@ Sizes = tuple[list[Any], list[Any]]
 """The sizes of the pooled dims of the input, and of the result, as ints or expressions."""
 
 
-def _adaptive_sizes(node: torch.fx.Node, rank: int) -> Sizes:
+def _pooled_sizes(node: torch.fx.Node, rank: int) -> Sizes:
     before = argument(node, "self").meta["val"].shape[-rank:]
-    return [expression(s) for s in before], [expression(s) for s in _result_tensor(node).shape[-rank:]]
+    return [expression(s) for s in before], [expression(s) for s in _first_fake_result(node).shape[-rank:]]
 
 
 def check_pooled_dims(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """A dynamic dim must be pooled to size 1 or keep its size, and no indices of it can be returned."""
     x, rank = argument(node, "self").meta["val"], RANKS[node.target]
-    for dim, (before, after) in enumerate(zip(*_adaptive_sizes(node, rank), strict=True), x.dim() - rank):
+    for dim, (before, after) in enumerate(zip(*_pooled_sizes(node, rank), strict=True), x.dim() - rank):
         if before != after and after != 1 and not (isinstance(before, int) and isinstance(after, int)):
             return Rejection(f"dim {dim} of the input is {before}; adaptive pooling to {after} needs a static size")
         if not isinstance(before, int) and indices_are_read(node):
@@ -170,27 +170,28 @@ def check_pooled_dims(node: torch.fx.Node, settings: CompilationSettings) -> boo
     return True
 
 
-def _windows_per_dim(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+def _windows_per_dim(input_sizes: Sequence[Any], result_sizes: Sequence[Any]) -> list[Any]:
     """Return the window positions for each dim; None for a dim that keeps its size."""
-    return [None if b == a else adaptive_positions(b, a) for b, a in zip(before, after, strict=True)]
+    return [None if b == a else adaptive_positions(b, a) for b, a in zip(input_sizes, result_sizes, strict=True)]
 
 
-def _is_single_window(before: Sequence[Any], after: Sequence[Any]) -> bool:
-    return all(a in (1, b) for b, a in zip(before, after, strict=True))
+def _is_single_window(input_sizes: Sequence[Any], result_sizes: Sequence[Any]) -> bool:
+    return all(a in (1, b) for b, a in zip(input_sizes, result_sizes, strict=True))
 
 
-def _equal_windows(before: Sequence[Any], after: Sequence[Any]) -> Windows | None:
+def _equal_windows(input_sizes: Sequence[Any], result_sizes: Sequence[Any]) -> Windows | None:
     """Return windows of equal size, if each input size is a multiple of the result's size; else None."""
     if not all(
-        isinstance(b, int) and isinstance(a, int) and a and b % a == 0 for b, a in zip(before, after, strict=True)
+        isinstance(b, int) and isinstance(a, int) and a and b % a == 0
+        for b, a in zip(input_sizes, result_sizes, strict=True)
     ):
         return None
-    kernel = [b // a for b, a in zip(before, after, strict=True)]
+    kernel = [b // a for b, a in zip(input_sizes, result_sizes, strict=True)]
     ones = [1] * len(kernel)
-    return Windows(kernel, kernel, [0] * len(kernel), ones, list(before), list(after))
+    return Windows(kernel, kernel, [0] * len(kernel), ones, list(input_sizes), list(result_sizes))
 
 
-def _global_pool(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> ITensor:
+def _reduce_whole_dims(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> ITensor:
     """Reduce each dim that a single window covers, except dims that keep their size."""
     first = base.rank(x) - len(sizes[0])
     dims = [first + i for i, (b, a) in enumerate(zip(*sizes, strict=True)) if b != a]
@@ -207,15 +208,15 @@ def _reduce_dynamic_dims(net: Net, x: ITensor, operation: trt.ReduceOperation, s
     """Reduce the dynamic dims, which a single window covers; return the result, and the sizes of the remaining dims."""
     rows = [(1, 1, b, a) if not isinstance(b, int) and a == 1 else (b, a, 1, 1) for b, a in zip(*sizes, strict=True)]
     before, after, dynamic, one = ([row[i] for row in rows] for i in range(4))
-    return _global_pool(net, x, operation, (dynamic, one)), (before, after)
+    return _reduce_whole_dims(net, x, operation, (dynamic, one)), (before, after)
 
 
 @converts(ADAPTIVE_AVERAGE, validator=check_pooled_dims)
 def adaptive_avg_pool(net: Net, rank: int, input: Value) -> ITensor:
     """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
-    x, sizes = base.tensor(net, input), _adaptive_sizes(net.node, rank)
+    x, sizes = base.tensor(net, input), _pooled_sizes(net.node, rank)
     if _is_single_window(*sizes):
-        return _global_pool(net, x, trt.ReduceOperation.AVG, sizes)
+        return _reduce_whole_dims(net, x, trt.ReduceOperation.AVG, sizes)
     if (windows := _equal_windows(*sizes)) is not None:
         return pool.avg_pool(net, x, windows, False, None)
     wide = base.cast(net, x, torch.float32)
@@ -226,12 +227,12 @@ def adaptive_avg_pool(net: Net, rank: int, input: Value) -> ITensor:
 @converts(ADAPTIVE_MAX, validator=check_pooled_dims)
 def adaptive_max_pool(net: Net, rank: int, input: Value) -> tuple[ITensor, ITensor | None]:
     """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
-    x, sizes = base.tensor(net, input), _adaptive_sizes(net.node, rank)
+    x, sizes = base.tensor(net, input), _pooled_sizes(net.node, rank)
     if indices_are_read(net.node):
         places = [adaptive_positions(b, a) for b, a in zip(*sizes, strict=True)]
         return gather_argmax(net, x, places, sizes[0])
     if _is_single_window(*sizes):
-        return _global_pool(net, x, trt.ReduceOperation.MAX, sizes), None
+        return _reduce_whole_dims(net, x, trt.ReduceOperation.MAX, sizes), None
     if (windows := _equal_windows(*sizes)) is not None and base.dtype_of(x).is_floating_point:
         return pool.max_pool(net, x, windows), None
     x, sizes = _reduce_dynamic_dims(net, x, trt.ReduceOperation.MAX, sizes)

@@ -1,4 +1,4 @@
-"""Convert the quantization operators of `pipeline.aten.quantized`, to which all exporters' patterns are rewritten."""
+"""Convert the quantization operators of `pipeline.aten.quantized`, which replace the exporters' own patterns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FP4_FROM = (12, 0)
 PASSING = (Kind.COPIES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES)
 
 
-def check_library(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_quantization_support(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Quantized networks need TensorRT-RTX 1.6 or later; FP4 also needs GPUs of compute capability 12.0 or later."""
     if not CAPABILITIES.quantization:
         return Rejection(f"{LIBRARY} does not support quantized networks", "run pip install 'tensorrt-rtx>=1.6.1'")
@@ -38,10 +38,10 @@ def check_library(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
 
 
 def check_dequantize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Quantized values must be constant (TensorRT-RTX passes none between layers); blocks must divide the tensor."""
+    """Quantized values must be constants, as TensorRT-RTX passes none between layers; blocks must divide the dims."""
     codes, scale = argument(node, "input"), argument(node, "scale")
     if isinstance(codes, torch.fx.Node) and codes.op != "placeholder":
-        return Rejection("the quantized values are computed; TensorRT-RTX dequantizes constants and fake_quantize only")
+        return Rejection("the quantized values are computed at run time; TensorRT-RTX needs constants or fake_quantize")
     type, shape, block = argument(node, "type"), node.meta["val"].shape, argument(node, "block")
     if TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type):
         return Rejection(f"a row has an odd number of {type} values, and TensorRT stores two in each byte")
@@ -49,7 +49,7 @@ def check_dequantize(node: torch.fx.Node, settings: CompilationSettings) -> bool
     for dim, (size, each) in enumerate(zip(shape, block, strict=True)):
         if len(sizes) and each > 1 and size % each:
             return Rejection(f"the block size {each} does not divide dim {dim} of the weight, {size}")
-    return _check_dtype(node) and check_library(node, settings)
+    return _check_dtype(node) and check_quantization_support(node, settings)
 
 
 def _check_dtype(node: torch.fx.Node) -> bool | Rejection:
@@ -61,8 +61,8 @@ def check_fake_quantize(node: torch.fx.Node, settings: CompilationSettings) -> b
     """The scale must be one constant for the whole tensor."""
     scale = argument(node, "scale")
     if isinstance(scale, torch.fx.Node) and scale.op != "placeholder":
-        return Rejection("the quantization scale is computed; TensorRT supports constant scales only")
-    return _check_dtype(node) and check_library(node, settings)
+        return Rejection("the quantization scale is computed at run time; TensorRT supports constant scales only")
+    return _check_dtype(node) and check_quantization_support(node, settings)
 
 
 def reaches_quantized_convolution(node: torch.fx.Node | None) -> bool:
@@ -78,14 +78,14 @@ def reaches_quantized_convolution(node: torch.fx.Node | None) -> bool:
     return False
 
 
-def check_blocks(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_block_quantization(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The rank must be 2 or 3, and blocks must divide the last dim."""
     size, value = argument(node, "size"), node.meta["val"]
     if value.dim() not in (2, 3):
         return Rejection(f"the rank is {value.dim()}; TensorRT computes scales of blocks for ranks 2 and 3 only")
     if value.shape[-1] % size:
         return Rejection(f"the block size {size} does not divide the last dim, {value.shape[-1]}")
-    return _check_dtype(node) and check_library(node, settings)
+    return _check_dtype(node) and check_quantization_support(node, settings)
 
 
 @converts(operators.dequantize.default, validator=check_dequantize)
@@ -102,7 +102,7 @@ def fake_quantize(net: Net, input: Value, scale: Value, type: str, block: Sequen
     return impl.fake_quantize(net, input, scale, type, block)
 
 
-@converts(operators.fake_quantize_blocks.default, validator=check_blocks)
+@converts(operators.fake_quantize_blocks.default, validator=check_block_quantization)
 def fake_quantize_blocks(net: Net, input: Value, scale: Value | None, type: str, size: int) -> ITensor:
     """pipeline::fake_quantize_blocks(Tensor input, Tensor? scale, str type, int size) -> Tensor"""
     return impl.fake_quantize_blocks(net, input, scale, type, size)

@@ -1,5 +1,5 @@
-"""Convert recurrent layers (LSTM, GRU, RNN), gated linear attention, the selective scan, and KV cache updates.
-The number of steps may be dynamic. A tensor holds the positions of a cache update."""
+"""Convert recurrent layers, gated linear attention, the selective scan, and KV cache updates at computed positions.
+Recurrent layers are LSTM, GRU, and RNN with tanh or relu; the number of steps may be static or dynamic."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def packed_recurrent(
 @converts(
     {LINEAR_ATTENTION: attention.linear_attention, SELECTIVE_SCAN: scan.selective_scan, CACHE_UPDATE: cache_update}
 )
-def state_operator(net: Net, block: Callable[..., Value], *operands: Value) -> Value:
+def convert_by_block(net: Net, building_block: Callable[..., Value], *operands: Value) -> Value:
     """pipeline::selective_scan(Tensor input, Tensor step, Tensor a, Tensor b, Tensor c, Tensor state)
-    -> (Tensor, Tensor). The operators of `pipeline.aten` pass their arguments on as they are."""
-    return block(net, *operands)
+    -> (Tensor, Tensor). The building block takes the operator's arguments unchanged."""
+    return building_block(net, *operands)

@@ -9,7 +9,7 @@ import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import aten
-from pipeline.converters.binding import call_block, cast_to_result, converts, result_tensor
+from pipeline.converters.binding import call_block, cast_to_result, converts, fake_result
 from pipeline.converters.declare import Rejection
 from pipeline.impl import base, reduce, reduce_scan
 from pipeline.impl.base import ITensor, Value
@@ -43,19 +43,19 @@ DEVIATIONS = {
 
 
 @converts(TOTALS)
-def total(net: Net, operation: str, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
+def sum_mean_or_prod(net: Net, operation: str, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
     """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
-    return cast_to_result(net, reduce.total(net, operation, input, dim, keepdim, result_tensor(net).dtype))
+    return cast_to_result(net, reduce.total(net, operation, input, dim, keepdim, fake_result(net).dtype))
 
 
 @converts(EXTREMA)
-def extremum(net: Net, operation: str, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
+def amax_or_amin(net: Net, operation: str, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
     """amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
     return reduce.extremum(net, operation, input, dim, keepdim)
 
 
 @converts(TESTS)
-def test(net: Net, block: Test, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
+def any_or_all(net: Net, block: Test, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
     """any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"""
     if dim == []:  # ATen reduces no dim here, all dims in sum and amax
         return cast_to_result(net, base.tensor(net, input, torch.bool))
@@ -63,9 +63,9 @@ def test(net: Net, block: Test, input: Value, dim: Dims = None, keepdim: bool = 
 
 
 @converts(DEVIATIONS)
-def deviation(
+def var_or_std(
     net: Net,
-    results: Sequence[str],
+    result_names: Sequence[str],
     input: Value,
     dim: Dims = None,
     unbiased: bool = True,
@@ -75,9 +75,9 @@ def deviation(
     """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor;
     var.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"""
     correction = float(unbiased) if correction is None else correction
-    variance, mean = reduce.variance(net, input, dim, correction, keepdim)
-    spread = base.unary(net, "SQRT", variance) if "deviation" in results else variance
-    made = [cast_to_result(net, r) for r in (spread, mean)[: len(results)]]
+    variance, mean = reduce.variance_and_mean(net, input, dim, correction, keepdim)
+    spread = base.unary(net, "SQRT", variance) if "deviation" in result_names else variance
+    made = [cast_to_result(net, r) for r in (spread, mean)[: len(result_names)]]
     return made[0] if len(made) == 1 else tuple(made)
 
 
@@ -90,19 +90,19 @@ def linalg_vector_norm(net: Net, input: Value, ord: float, dim: Sequence[int] | 
 @converts(
     {aten.logsumexp.default: (reduce.log_sum_exp,), aten.logcumsumexp.default: (reduce_scan.cumulative_log_sum_exp,)}
 )
-def logsumexp(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
+def logsumexp(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
     """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor; logcumsumexp(Tensor self, int dim) -> Tensor"""
-    return call_block(net, row, operands)
+    return call_block(net, block_and_arguments, operands)
 
 
 @converts({aten.cumsum.default: reduce_scan.cumulative_sum, aten.cumprod.default: reduce_scan.cumulative_product})
-def scan(net: Net, block: Callable[..., ITensor], input: Value, dim: int) -> ITensor:
+def cumsum_or_cumprod(net: Net, cumulative_block: Callable[..., ITensor], input: Value, dim: int) -> ITensor:
     """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
-    return cast_to_result(net, block(net, input, dim, result_tensor(net).dtype))
+    return cast_to_result(net, cumulative_block(net, input, dim, fake_result(net).dtype))
 
 
 @converts({aten.cummax.default: True, aten.cummin.default: False})
-def cumulative_extremum(net: Net, largest: bool, input: Value, dim: int) -> tuple[ITensor, ITensor]:
+def cummax_or_cummin(net: Net, largest: bool, input: Value, dim: int) -> tuple[ITensor, ITensor]:
     """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
     return reduce_scan.cumulative_extremum(net, largest, input, dim)
 

@@ -82,7 +82,7 @@ class ConverterRegistry(Lookup):
     Candidates of a target are tried in order: HIGH before STANDARD, the newest HIGH first, the oldest STANDARD first.
     Converters registered later are newer. In `a | b`, which is associative, the converters of `b` are newer.
 
-    A lookup by node, `registry[node]`, uses the default settings; `registry.bind(settings)[node]` uses the given ones.
+    A lookup by node, `registry[node]`, uses the default compilation settings; `registry.bind(settings)[node]` others.
     """
 
     candidates: Candidates = attrs.field(alias="declarations", converter=_sort_by_priority, factory=tuple)
@@ -103,19 +103,19 @@ class ConverterRegistry(Lookup):
         keys: dict[Target, Any] = {}
         for key in converters:
             if keys.setdefault(target_of(key), key) is not key:
-                raise ValueError(f"the keys {keys[target_of(key)]!r} and {key!r} are one operator: remove one of them")
+                raise ValueError(f"the keys {keys[target_of(key)]!r} and {key!r} are the same operator: remove one")
         return cls(
             Declaration(target, ConverterSupport(converters[key]), convention=CallingConvention.LEGACY)
             for target, key in keys.items()
         )
 
     def bind(self, settings: CompilationSettings) -> BoundRegistry:
-        """Return a view of the registry whose lookups use the given settings."""
+        """Return a view of the registry whose lookups by node use the given compilation settings."""
         return BoundRegistry(self, settings)
 
     def declarations(self) -> tuple[Declaration, ...]:
         """Return all declarations, the oldest first, so that `ConverterRegistry(r.declarations()) == r`."""
-        return tuple(concat(map(_oldest_first, self.candidates.values())))
+        return tuple(concat(map(_sorted_oldest_first, self.candidates.values())))
 
     def register(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
         """Return a new registry with these declared functions, or iterables of them, as the newest converters."""
@@ -149,7 +149,7 @@ class ConverterRegistry(Lookup):
         return f"<ConverterRegistry: {len(self.declarations())} converters for {len(self)} targets>"
 
 
-def _oldest_first(candidates: tuple[Declaration, ...]) -> tuple[Declaration, ...]:
+def _sorted_oldest_first(candidates: tuple[Declaration, ...]) -> tuple[Declaration, ...]:
     high = [declaration for declaration in candidates if declaration.priority is ConverterPriority.HIGH]
     return (*reversed(high), *candidates[len(high) :])
 

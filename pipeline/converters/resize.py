@@ -40,7 +40,7 @@ def _resize_options(node: torch.fx.Node, mode: str) -> Resize:
     return Resize(mode, bool(argument(node, "align_corners", False)), "_aa" in str(node.target))
 
 
-def _scales(node: torch.fx.Node, rank: int) -> list[float | None]:
+def _scale_factors(node: torch.fx.Node, rank: int) -> list[float | None]:
     """Return the scale factor in the call for each resized dim; None if the sizes determine the scale."""
     names = argument_names(node.target)
     if "scale_factors" in names:
@@ -55,11 +55,11 @@ ResizedDim = tuple[Any, Any, float | None]
 
 def _resized_dims(node: torch.fx.Node) -> list[ResizedDim]:
     before, after = (x.meta["val"].shape[2:] for x in (node.all_input_nodes[0], node))
-    return list(zip(map(expression, before), map(expression, after), _scales(node, len(before)), strict=True))
+    return list(zip(map(expression, before), map(expression, after), _scale_factors(node, len(before)), strict=True))
 
 
-def _is_static(row: ResizedDim) -> bool:
-    return isinstance(row[0], int) and isinstance(row[1], int)
+def _is_static(dim: ResizedDim) -> bool:
+    return isinstance(dim[0], int) and isinstance(dim[1], int)
 
 
 def _is_exact_scale(scale: float | None) -> bool:
@@ -67,23 +67,23 @@ def _is_exact_scale(scale: float | None) -> bool:
     return scale is not None and (scale * 1024).is_integer()
 
 
-def _needs_taps(options: Resize, row: ResizedDim, by_scales: bool) -> bool:
-    """Return whether TensorRT's layer would sample a static dim at positions that differ from eager's."""
-    before, after, scale = row
-    if not _is_static(row) or (before == after and scale in (None, 1.0)):
+def _needs_taps(options: Resize, dim: ResizedDim, uses_scales: bool) -> bool:
+    """Return whether TensorRT's layer would sample a static dim at other positions than eager; taps replace it."""
+    before, after, scale = dim
+    if not _is_static(dim) or (before == after and scale in (None, 1.0)):
         return False
     even = after % before == 0 or before % after == 0  # otherwise rounding may decide which element is the nearest
     by_sizes = scale is None or options.align_corners or before * scale == after
     alike = by_sizes and (even or not options.is_nearest)
-    return options.antialias or not alike or (by_scales and not _is_exact_scale(after / before))
+    return options.antialias or not alike or (uses_scales and not _is_exact_scale(after / before))
 
 
-def _uses_scales(rows: list[ResizedDim], dynamic_batch: bool) -> bool:
+def _uses_scales(dims: list[ResizedDim], dynamic_batch: bool) -> bool:
     """Return whether to give TensorRT's layer scales instead of sizes, which would have to be computed at run time."""
-    dynamic = [row for row in rows if not _is_static(row)]
+    dynamic = [row for row in dims if not _is_static(row)]
     if dynamic:
         return all(_is_exact_scale(scale) for _, _, scale in dynamic)
-    return dynamic_batch and all(_is_exact_scale(after / before) for before, after, _ in rows)
+    return dynamic_batch and all(_is_exact_scale(after / before) for before, after, _ in dims)
 
 
 def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -101,7 +101,7 @@ def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
             return Rejection(f"dim {dim} of the {which} is dynamic ({size}); antialiasing needs static sizes")
         if scale is not None and not by_scales and not scale.is_integer():
             return Rejection(
-                f"dim {dim} of the input is {before}, and TensorRT rounds its dynamic product with the scale {scale}",
+                f"dim {dim} of the input is {before}, and TensorRT may round its product with the scale {scale}",
                 "pass a size, or a scale such as 0.5, 1.5 or 2",
             )
     return True
@@ -114,26 +114,26 @@ def upsample(net: Net, mode: str, input: Value) -> ITensor:
     x, how = base.tensor(net, input), _resize_options(net.node, mode)
     dtype = base.dtype_of(x)
     wide = x if dtype.is_floating_point else base.cast(net, x, torch.float32)
-    return base.cast(net, _resize(net, wide, how, _resized_dims(net.node)), dtype)
+    return base.cast(net, _resize_by_taps_and_layer(net, wide, how, _resized_dims(net.node)), dtype)
 
 
-def _resize(net: Net, x: Any, options: Resize, rows: list[ResizedDim]) -> Any:
+def _resize_by_taps_and_layer(net: Net, x: Any, options: Resize, dims: list[ResizedDim]) -> Any:
     """Resize some dims by weighted sums of gathered elements (taps), and the remaining dims by TensorRT's layer."""
-    by_scales = _uses_scales(rows, -1 in base.dims(x)[:2])
-    taps = [_needs_taps(options, row, by_scales) for row in rows]
+    by_scales = _uses_scales(dims, -1 in base.dims(x)[:2])
+    taps = [_needs_taps(options, row, by_scales) for row in dims]
     if any(taps):
-        before = [row[0] if tap else None for row, tap in zip(rows, taps, strict=True)]
-        x = resize_by_taps(net, x, options, before, [after for _, after, _ in rows], [scale for _, _, scale in rows])
-    if all(tap or before == after for tap, (before, after, _) in zip(taps, rows, strict=True)):
+        before = [row[0] if tap else None for row, tap in zip(dims, taps, strict=True)]
+        x = resize_by_taps(net, x, options, before, [after for _, after, _ in dims], [scale for _, _, scale in dims])
+    if all(tap or before == after for tap, (before, after, _) in zip(taps, dims, strict=True)):
         return x
     if by_scales:
-        return resize(net, x, options, [], [_layer_scale(row, tap) for row, tap in zip(rows, taps, strict=True)])
-    return resize(net, x, options, [a if isinstance(a, int) else SymbolicInt(a) for _, a, _ in rows], None)
+        return resize(net, x, options, [], [_layer_scale(row, tap) for row, tap in zip(dims, taps, strict=True)])
+    return resize(net, x, options, [a if isinstance(a, int) else SymbolicInt(a) for _, a, _ in dims], None)
 
 
-def _layer_scale(row: ResizedDim, tapped: bool) -> float:
-    before, after, scale = row
-    return 1.0 if tapped else after / before if scale is None or _is_static(row) else scale
+def _layer_scale(dim: ResizedDim, has_taps: bool) -> float:
+    before, after, scale = dim
+    return 1.0 if has_taps else after / before if scale is None or _is_static(dim) else scale
 
 
 def check_grid(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:

@@ -50,7 +50,7 @@ def scatter(net: Net, input: Value, dim: int, index: Value, src: Value = None, v
 
 
 def check_comparison_size(*sizes: Any) -> bool | Rejection:
-    """Return whether TensorRT accepts a tensor of these sizes, which compares each index with each position."""
+    """Check that a comparison of every index with every position, of these sizes, has at most `MOST` elements."""
     count = math.prod(sizes) if all(isinstance(s, int) for s in sizes) else 0
     if count <= MOST:
         return True
@@ -60,7 +60,7 @@ def check_comparison_size(*sizes: Any) -> bool | Rejection:
     )
 
 
-def _check_reduce(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def _check_scatter_reduce(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Positions times indices must be at most 2**31 - 1, since all pairs are compared, and the rank at most 7."""
     x, index = argument(node, "self").meta["val"], argument(node, "index").meta["val"]
     if x.dim() > 7:
@@ -70,7 +70,7 @@ def _check_reduce(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
 
 @converts(
     *(aten.scatter_add.default, aten.scatter_reduce.two, aten.scatter.reduce, aten.scatter.value_reduce),
-    validator=_check_reduce,
+    validator=_check_scatter_reduce,
 )
 def scatter_reduce(
     net: Net,
@@ -89,7 +89,7 @@ def scatter_reduce(
 
 
 def _scatter_reduce(net: Net, x: Any, dim: int, index: Any, source: Any, reduction: str, include_self: bool) -> Any:
-    """Scatter with a reduction; index and source are first padded to the sizes of ``x``, without any effect."""
+    """Scatter with a reduction, after padding index and source to the sizes of ``x`` by indices that match nothing."""
     sizes, own = base.known_sizes(net, base.tensor(net, x, rank=1)), base.rank(x)
     index = base.tensor(net, index, rank=1)
     given = base.known_sizes(net, index)
@@ -98,7 +98,7 @@ def _scatter_reduce(net: Net, x: Any, dim: int, index: Any, source: Any, reducti
     source = _scatter.fit_to_sizes(net, source, given, base.dtype_of(x))
     dim = base.axis(dim, len(sizes))
     full = [given[i] if i == dim else s for i, s in enumerate(sizes)]
-    index, source = _scatter.extend(net, index, full, -1), _scatter.extend(net, source, full, 0)
+    index, source = _scatter.extend_to_sizes(net, index, full, -1), _scatter.extend_to_sizes(net, source, full, 0)
     result = _scatter.scatter_reduce(net, base.tensor(net, x, rank=1), dim, index, source, reduction, include_self)
     return base.reshape(net, result, []) if own == 0 else result
 
@@ -113,7 +113,7 @@ def index_copy(net: Net, input: Value, dim: int, index: Value, source: Value) ->
     return _scatter.scatter_along(net, input, base.axis(dim, base.rank(input)), index, source)
 
 
-@converts(aten.index_reduce.default, validator=_check_reduce)
+@converts(aten.index_reduce.default, validator=_check_scatter_reduce)
 def index_reduce(
     net: Net, input: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool
 ) -> ITensor:
@@ -128,13 +128,13 @@ def index_reduce(
 
 
 @register_torch_trt_decomposition(aten.select_scatter.default)
-def only_select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Argument:
+def size_one_select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Argument:
     """Decompose ``select_scatter`` on a dim of size 1: all elements are overwritten, so ``self`` is not read."""
     return src.unsqueeze(dim).to(self.dtype, copy=True) if shape_of(self)[dim] == 1 else NotImplemented
 
 
 @register_torch_trt_decomposition(aten.slice_scatter.default)
-def whole_slice_scatter(
+def whole_dim_slice_scatter(
     self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Argument:
     """Decompose ``slice_scatter`` of a slice that covers the whole tensor: the result is a copy of ``src``."""
@@ -142,7 +142,7 @@ def whole_slice_scatter(
 
 
 @register_torch_trt_decomposition(aten.diagonal_scatter.default)
-def only_diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Argument:
+def one_element_diagonal_scatter(self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Argument:
     """Decompose ``diagonal_scatter`` on matrices of one element: the result is a copy of ``src``."""
     sizes = shape_of(self)
     if (sizes[dim1], sizes[dim2], shape_of(src)[-1]) != (1, 1, 1):
@@ -158,10 +158,10 @@ def select_scatter(net: Net, input: Value, src: Value, dim: int, index: int) -> 
     if is_data_dependent(net, index):
         return index_put(net, input, [*[None] * dim, base.size_tensor(net, index)], one, False)
     start = slice_start(net, index, base.known_sizes(net, input)[dim])
-    return _insert_between(net, input, one, dim, start, size_sum([start, 1]))
+    return _replace_range(net, input, one, dim, start, size_sum([start, 1]))
 
 
-def _insert_between(net: Net, x: Any, source: Any, dim: int, start: Any, end: Any) -> Any:
+def _replace_range(net: Net, x: Any, source: Any, dim: int, start: Any, end: Any) -> Any:
     """Concatenate the part of ``x`` before ``start``, ``source``, and the part of ``x`` from ``end`` on."""
     size = base.known_sizes(net, x)[dim]
     rest = size_sum([size, negate(end)])
@@ -180,7 +180,7 @@ def slice_scatter(net: Net, input: Value, src: Value, dim: int, start: int | Non
     if count == 0:
         return input
     if step == 1:
-        return _insert_between(net, input, src, dim, start, size_sum([start, count]))
+        return _replace_range(net, input, src, dim, start, size_sum([start, count]))
     return _scatter.scatter_along(net, input, dim, iota(net, [count], [step], start), src)
 
 

@@ -73,7 +73,7 @@ def select(net: Net, input: Value, dim: int, index: int) -> ITensor:
     """select.int(Tensor self, int dim, SymInt index) -> Tensor"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
     if _slice.is_data_dependent(net, index):
-        return take_one(net, input, base.scalar_of(net, index), dim)
+        return take_one(net, input, base.size_as_scalar(net, index), dim)
     return _slice.select(net, input, dim, index)
 
 
@@ -127,14 +127,14 @@ def as_strided(
 
     Gather from the flattened input, which is contiguous in every program (`pipeline.capture.as_strided`).
     """
-    row = _as_row(net, input)
+    row = _flatten_to_row(net, input)
     if list(stride) == [size_product(size[i + 1 :]) for i in range(len(size))]:
         part = narrow(net, row, 0, storage_offset or 0, size_product(size))
         return base.reshape(net, part, size)
     return take(net, row, iota(net, size, stride, storage_offset or 0), 0)
 
 
-def _as_row(net: Net, x: Any) -> Any:
+def _flatten_to_row(net: Net, x: Any) -> Any:
     x = base.tensor(net, x)
     return base.reshape(net, x, [size_product(base.known_sizes(net, x))])
 
@@ -150,7 +150,7 @@ def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 @converts(aten.resize.default, validator=check_resize)
 def resize(net: Net, input: Value, size: Sequence[int]) -> ITensor:
     """resize(Tensor self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor"""
-    part = narrow(net, _as_row(net, input), 0, 0, size_product(size))
+    part = narrow(net, _flatten_to_row(net, input), 0, 0, size_product(size))
     return base.reshape(net, part, size)
 
 
@@ -166,7 +166,7 @@ PADDINGS = {
 @converts(PADDINGS)
 def pad(
     net: Net,
-    fixed: str,
+    fixed_mode: str,
     input: Value,
     pad: Sequence[Size] = (),
     padding: Sequence[Size] = (),
@@ -177,4 +177,4 @@ def pad(
     constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor;
     reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor"""
     x, amounts, value = base.tensor(net, input), pad or padding, 0 if value is None else value
-    return _slice.pad(net, x, amounts, result_sizes(net), fixed or mode, value)
+    return _slice.pad(net, x, amounts, result_sizes(net), fixed_mode or mode, value)

@@ -22,7 +22,7 @@ from pipeline.shapes.environment import upper_bound
 
 
 def check_k(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """k must be at most 3840, the maximum of TensorRT's TopK."""
+    """The argument k must be at most 3840, the maximum of TensorRT's TopK layer."""
     k = argument(node, "k")
     size = k.meta["val"] if isinstance(k, torch.fx.Node) else k
     return upper_bound(size) <= _sort.MAX_K or Rejection(f"k is {k}; TensorRT supports at most {_sort.MAX_K}")
@@ -50,13 +50,13 @@ def sort(net: Net, input: Value, dim: int, descending: bool, stable: bool | None
 
 
 @converts({aten.max.dim: True, aten.min.dim: False})
-def extremum(net: Net, largest: bool, input: Value, dim: int, keepdim: bool) -> tuple[ITensor, ITensor]:
+def max_or_min_with_index(net: Net, largest: bool, input: Value, dim: int, keepdim: bool) -> tuple[ITensor, ITensor]:
     """max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
     return _sort.extremum(net, largest, input, dim, keepdim)
 
 
 @converts({aten.argmax.default: True, aten.argmin.default: False})
-def index_of_extremum(net: Net, largest: bool, input: Value, dim: int | None, keepdim: bool) -> ITensor:
+def argmax_or_argmin(net: Net, largest: bool, input: Value, dim: int | None, keepdim: bool) -> ITensor:
     """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
     return _sort.index_of_extremum(net, largest, input, dim, keepdim)
 
@@ -92,21 +92,21 @@ def searchsorted(
     return found.to(torch.int32) if out_int32 else found
 
 
-def _is_before(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+def _is_before(ascending: Tensor, searched: Tensor, right: bool) -> Tensor:
     """Return whether each sorted element comes before the searched value; NaN comes after all numbers."""
-    return torch.logical_not(ascending > values if right else ascending >= values)
+    return torch.logical_not(ascending > searched if right else ascending >= searched)
 
 
-def _binary_search(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+def _binary_search(ascending: Tensor, searched: Tensor, right: bool) -> Tensor:
     """Search by bisection: advance by smaller and smaller powers of two while the element precedes the searched
     value."""
     length = ascending.shape[-1]
-    place = torch.zeros_like(values, dtype=torch.int64)
+    place = torch.zeros_like(searched, dtype=torch.int64)
     for bit in reversed(range(length.bit_length())):
         further = place + (1 << bit)
         at = (further - 1).clamp(max=length - 1)
         there = _elements_at(ascending, at)
-        place = torch.where((further <= length) & _is_before(there, values, right), further, place)
+        place = torch.where((further <= length) & _is_before(there, searched, right), further, place)
     return place
 
 
@@ -117,19 +117,19 @@ def _elements_at(ascending: Tensor, positions: Tensor) -> Tensor:
     return ascending.index_select(0, positions.flatten()).reshape(positions.shape)
 
 
-def _binary_search_like_eager(ascending: Tensor, values: Tensor, right: bool) -> Tensor:
+def _binary_search_like_eager(ascending: Tensor, searched: Tensor, right: bool) -> Tensor:
     """Search by eager's own bisection, so that NaN at the end of the sorted sequence gives eager's result."""
     length = ascending.shape[-1]
     varies = not isinstance(length, int)
     if varies:  # the length may be 0 at run time, where no element can be read
         ascending = torch.cat((ascending, ascending.new_zeros((*ascending.shape[:-1], 1))), -1)
-    place = torch.zeros_like(values, dtype=torch.int64)
-    left = torch.full_like(values, length, dtype=torch.int64)
+    place = torch.zeros_like(searched, dtype=torch.int64)
+    left = torch.full_like(searched, length, dtype=torch.int64)
     for _ in range(int(min(upper_bound(length), LONGEST)).bit_length()):
         half = left // 2
         at = place + half if varies else (place + half).clamp(max=length - 1)
         there = _elements_at(ascending, at)
-        after = _is_before(there, values, right) & (left > 0)
+        after = _is_before(there, searched, right) & (left > 0)
         place = torch.where(after, place + half + 1, place)
         left = torch.where(after, left - half - 1, half)
     return place

@@ -30,10 +30,10 @@ def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True)
     """Check a converter's arguments before each call; in `types` an int is a position in `args`, a str a name in
     `kwargs`.
 
-    An argument that is absent or None passes. One of another type is promoted, if it is a constant and `promote` is
-    set, to the first of the allowed types above its own (number < np.ndarray < torch.Tensor < TRTTensor; a symbolic
-    size can be a TRTTensor), or else a tensor to an np.ndarray; else it raises a `TypeError`. It may be above or below
-    declaring decorators.
+    An argument that is absent or None passes. A constant of another type is promoted if `promote` is set: to the first
+    of the allowed types above its own (number < np.ndarray < torch.Tensor < TRTTensor; a symbolic size can be a
+    TRTTensor), or else a tensor to an np.ndarray. Any other argument raises a `TypeError`. This decorator may be above
+    or below those that declare converters.
     """
     for key, allowed in types.items():
         if isinstance(key, bool) or not isinstance(key, int | str) or (isinstance(key, int) and key < 0):

@@ -62,9 +62,9 @@ ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
 
 
 @converts(TABLE, ACTIVATIONS)
-def unary_function(net: Net, row: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Convert a function of one tensor by its table row: call the row's building block with the arguments."""
-    return call_block(net, row, operands)
+def unary_function(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
+    """Convert a function of one tensor: call its building block in `TABLE` or `ACTIVATIONS` with the arguments."""
+    return call_block(net, block_and_arguments, operands)
 
 
 @converts(aten.log_sigmoid_forward.default)

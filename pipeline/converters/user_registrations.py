@@ -25,8 +25,8 @@ BUILT_IN: Final = frozenset(DYNAMO_CONVERTERS.declarations())
 class UserRegistrations:
     """The converters and decompositions that the user registered, under given settings.
 
-    Users' validators are called in `validate` only, where the graph is complete. Before that, a call counts as accepted
-    if a user's converter may accept it.
+    Users' validators are called only in the stage `validate`, where the graph is complete. Earlier stages count a call
+    as accepted if a user's converter may accept it.
     """
 
     lookup: BoundRegistry = field(repr=False)
@@ -43,51 +43,51 @@ class UserRegistrations:
         return cls(registry.bind(settings), decompositions, users)
 
     @cached_property
-    def decomposed(self) -> frozenset[Op]:
-        """The operators that a decomposition by the user decomposes."""
+    def decomposed_operators(self) -> frozenset[Op]:
+        """The operators for which the user registered a decomposition."""
         own: DecompositionTable = self.decompositions
         return frozenset(op for op, function in own.items() if DECOMPOSITIONS.get(op) is not function)
 
     @cached_property
-    def high(self) -> dict[Target, tuple[Declaration, ...]]:
+    def high_priority(self) -> dict[Target, tuple[Declaration, ...]]:
         """The user's converters of HIGH priority, by operator."""
         high = [d for d in self.declarations if d.priority is ConverterPriority.HIGH]
         return {target: tuple(found) for target, found in groupby(attrgetter("key"), high).items()}
 
     @cached_property
-    def targets(self) -> frozenset[Target]:
-        """Operators with a user's HIGH converter or decomposition; composites are decomposed to find them."""
-        return frozenset(self.high) | self.decomposed
+    def claimed_targets(self) -> frozenset[Target]:
+        """Operators with a user's HIGH converter or decomposition: composites that contain one are decomposed."""
+        return frozenset(self.high_priority) | self.decomposed_operators
 
-    def may_convert(self, target: Any, args: Any, kwargs: Any, value: Any) -> bool:
+    def may_convert(self, target: Any, args: Any, kwargs: Any, result: Any) -> bool:
         """Return whether a user's HIGH converter may accept a call, so that the call must not be decomposed."""
         return any(
-            reject_dynamic_sizes(d.support, self.lookup.settings, args, kwargs, value) is None
-            for d in self.high.get(target, ())
+            reject_dynamic_sizes(d.support, self.lookup.settings, args, kwargs, result) is None
+            for d in self.high_priority.get(target, ())
         )
 
-    def is_users(self, choice: Choice | None) -> bool:
+    def is_from_user(self, choice: Choice | None) -> bool:
         """Return whether a chosen converter was registered by the user."""
         users = ((declaration.support, declaration.priority) for declaration in self.declarations)
         return choice is not None and (choice.support, choice.priority) in users
 
-    def accepts(self, node: Node, users: Callable[[Declaration], bool] = lambda declaration: True) -> bool:
-        """Return whether a converter of this package, or a user's converter that ``users`` selects, accepts a node."""
+    def accepts(self, node: Node, selects: Callable[[Declaration], bool] = lambda declaration: True) -> bool:
+        """Return whether a converter of this package, or a user's for which ``selects`` is true, accepts a node."""
         if is_kept_in_torch(node.target, node.meta, self.lookup.settings):
             return False
-        return any(self._accepts(d, node, users) for d in self.lookup.candidates.get(node.target, ()))
+        return any(self._accepts(d, node, selects) for d in self.lookup.candidates.get(node.target, ()))
 
     def accepts_surely(self, node: Node) -> bool:
-        """Return whether a converter accepts a node whatever the user's validators return."""
+        """Return whether a converter surely accepts a node: this package's, or a user's without a validator."""
         return self.accepts(node, lambda declaration: declaration.support.capability_validator is None)
 
     def accepts_without_users(self, node: Node) -> bool:
         """Return whether a converter of this package accepts a node."""
         return self.accepts(node, lambda declaration: False)
 
-    def _accepts(self, declaration: Declaration, node: Node, users: Callable[[Declaration], bool]) -> bool:
+    def _accepts(self, declaration: Declaration, node: Node, selects: Callable[[Declaration], bool]) -> bool:
         support, settings = declaration.support, self.lookup.settings
         if declaration in BUILT_IN:
             return find_rejection(support, node, settings) is None
         static = reject_dynamic_sizes(support, settings, node.args, node.kwargs, node.meta.get("val"))
-        return users(declaration) and static is None
+        return selects(declaration) and static is None

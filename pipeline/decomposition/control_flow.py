@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.graphs import call_graph, graph_module
 from pipeline.aten.naming import origin_of
-from pipeline.aten.op_predicates import branch_graphs, conditional_reason
+from pipeline.aten.op_predicates import branch_graphs, branch_only_reason
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.decomposition.templates import Call, Templates, argument_nodes
@@ -79,7 +79,7 @@ def _branch_only_reason(node: Node) -> str:
     """Return why an operator may run only if its branch of a ``cond`` is taken; empty if it may always run."""
     if node.op != "call_function" or _control_flow_name(node):
         return ""
-    why, name = conditional_reason(node.target, node.args, node.meta.get("val")), qualified_name(node.target)
+    why, name = branch_only_reason(node.target, node.args, node.meta.get("val")), qualified_name(node.target)
     return f"{name} in a branch {why}: it must not run unless that branch is taken" * bool(why)
 
 

@@ -17,7 +17,7 @@ from pipeline.aten.types import Argument, Function, Node, aten
 from pipeline.capture.fake_tensors import fake_mode
 from pipeline.converters.attention import is_slow_attention
 from pipeline.converters.lookup import is_kept_in_torch
-from pipeline.converters.matmul import equivalent_operator, grouped_mm, is_faster_in_torch
+from pipeline.converters.matmul import equivalent_operator, grouped_mm, is_grouped_mm_faster_in_torch
 from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.candidates import CallSearch, Decompositions, check_decomposition_results
 from pipeline.decomposition.complex import ComplexValues, contains_complex
@@ -83,7 +83,7 @@ class Rewriter:
 
     def is_claimed_by_user(self, call: Call) -> bool:
         """Return whether a user's converter of HIGH priority may accept a call, or the user decomposes its operator."""
-        return call.target in self.claims.decomposed or self.may_have_users_converter(call)
+        return call.target in self.claims.decomposed_operators or self.may_have_users_converter(call)
 
     def may_have_users_converter(self, call: Call) -> bool:
         """Return whether a user's converter of HIGH priority may accept a call."""
@@ -110,7 +110,7 @@ class Rewriter:
             return False
         (rows, _), matrices = (shape_of(x.meta["val"]) for x in call.args[:2])
         tuned = [bounds(rows, {**self.program.shapes, **each}).opt for each in self.program.profiles or (FrozenDict(),)]
-        return all(isinstance(size, int) for size in matrices) and is_faster_in_torch(tuned, matrices)
+        return all(isinstance(size, int) for size in matrices) and is_grouped_mm_faster_in_torch(tuned, matrices)
 
     def add_call(self, call: Call) -> Node:
         """Add an operator call to the new graph, without decomposing it."""
@@ -121,7 +121,7 @@ class Rewriter:
 
     def record_constant(self, node: Node) -> None:
         """Record whether a node of the new graph is constant, which the search for a user's operators needs."""
-        if self.claims.targets:
+        if self.claims.claimed_targets:
             self.constant[node] = is_constant(node, self.constant, self.program)
 
     def keep_or_decompose(self, call: Call, accepts: Callable[[Node], bool]) -> Argument:
@@ -142,7 +142,7 @@ class Rewriter:
 
     def inline_preferred(self, call: Call) -> tuple[Argument] | None:
         """Decompose a call that leads to a user's operator or has a registered decomposition; else return None."""
-        way = self.user_calls.find_decomposition(call, self.constant) if self.claims.targets else None
+        way = self.user_calls.find_decomposition(call, self.constant) if self.claims.claimed_targets else None
         own = self.choices.registered_for(call.target)
         if way is not None and way is not own:
             return self.inline(way, call)

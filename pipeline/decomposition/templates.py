@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pipeline.aten.preserved_composites import real_operator
+from pipeline.aten.preserved_composites import composite_of_stand_in
 from pipeline.aten.support import function_name
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Spec, Target
@@ -102,7 +102,7 @@ def _trace_decomposition(
             traced = make_fx(torch.func.functionalize(traced, remove="mutations"), tracing_mode="real")(*fakes)
     for node in traced.graph.nodes:
         if node.op == "call_function":
-            node.target = real_operator(node.target)
+            node.target = composite_of_stand_in(node.target)
     if any(n.op == "get_attr" or n.target is target or _introduces_symbols(n) for n in traced.graph.nodes):
         return None
     return traced

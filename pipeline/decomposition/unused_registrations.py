@@ -44,7 +44,7 @@ def unused_registrations(
     taken = [(verdict.target, verdict.choice) for verdict in verdicts.values() if verdict.choice is not None]
     used = {(target, choice.support, choice.priority) for target, choice in taken}
     idle = [d for d in claims.declarations if (qualified_name(d.key), d.support, d.priority) not in used]
-    left = claims.decomposed - program.decomposed
+    left = claims.decomposed_operators - program.decomposed
     idle_entries = [] if claims.lookup.settings.torch_executed_ops == frozenset() else _unmatched_ops(program, claims)
     if not idle and not left and not idle_entries:
         return ()
@@ -108,7 +108,7 @@ class _UnusedSearch:
         if call.target is not declaration.key and call.target in self.choices.disabled:
             return f"torch_disabled_decompositions keeps {qualified_name(call.target)} from being decomposed", ""
         if call.target is not declaration.key:
-            if declaration in self.claims.high.get(declaration.key, ()):
+            if declaration in self.claims.high_priority.get(declaration.key, ()):
                 return f"it supports static shapes only, and {call.name} has dynamic sizes", _DYNAMIC
             composite = f"{qualified_name(call.target)}, a composite of {qualified_name(declaration.key)}"
             return f"{composite}, has a converter", hint
@@ -146,7 +146,7 @@ class _UnusedSearch:
             return f"torch_executed_ops keeps {call.name} in PyTorch", ""
         if op in self.choices.disabled:
             return "torch_disabled_decompositions has the same operator", "remove it there, or this decomposition"
-        if op in self.claims.high:
+        if op in self.claims.high_priority:
             return "a HIGH converter of the operator is used instead of it", "remove one of the two"
         if call.target is not op:
             return f"{qualified_name(call.target)}, a composite of {qualified_name(op)}, is not decomposed", ""

@@ -17,7 +17,7 @@ from torch._C import _functorch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from pipeline.aten.op_predicates import conditional_reason
+from pipeline.aten.op_predicates import branch_only_reason
 from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.patching import Kernel
@@ -140,7 +140,7 @@ def record_side_effects(
     before = {_storage_of(tensor) for tensor in _tensors_in((args, kwargs))}
     made = {_storage_of(tensor) for tensor in _tensors_in(result)} - before
     for branch in now.open_branches:
-        why = conditional_reason(func, args, result, undone=bool(written) and written <= branch.memory)
+        why = branch_only_reason(func, args, result, mutates_own_memory=bool(written) and written <= branch.memory)
         branch.effect = branch.effect or (f"{func} {why}" if why else "")
         branch.memory |= made
     return result

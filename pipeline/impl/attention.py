@@ -8,7 +8,7 @@ import torch
 from pipeline.impl import attention_limits as limits
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block, fact
+from pipeline.impl.block_decorators import block, network_query
 from pipeline.impl.elementwise import where
 from pipeline.impl.matmul import matmul, separate_transpose
 from pipeline.impl.reduce import reduce
@@ -38,38 +38,38 @@ def fused_attention(
     value: ITensor,
     mask: Value | None,
     *,
-    has_key: bool,
+    has_unmasked_keys: bool,
     causal: bool,
     scale: float,
 ) -> ITensor:
     """Add an attention that a fused kernel computes; it must meet the conditions of ``attention_limits``. The result
-    for a query whose keys are all masked is 0; ``has_key`` says that the mask has no such row."""
+    for a query whose keys are all masked is 0; ``has_unmasked_keys`` says that no query is fully masked."""
     rank, own = base.rank(query), base.dims(value)[-1]
-    width = limits.kernel_width(base.dims(query)[-1], own)
-    query, key, value = (_to_kernel_shape(net, x, width) for x in (query, key, value))
-    bias = None if mask is None else _to_rank_4(net, base.tensor(net, mask, rank=max(rank, 2)))
+    width = limits.padded_head_dim(base.dims(query)[-1], own)
+    query, key, value = (_pad_to_kernel_shape(net, x, width) for x in (query, key, value))
+    bias = None if mask is None else _raise_to_rank_4(net, base.tensor(net, mask, rank=max(rank, 2)))
     if limits.BY_LAYER:
-        result = _add_layer(net, _scale_query(net, query, scale), key, value, bias, causal=causal)
+        result = _add_attention_layer(net, _scale_query(net, query, scale), key, value, bias, causal=causal)
     else:
-        result = _add_pattern(net, query, key, value, bias, causal=causal, scale=scale)
-    if bias is not None and not has_key:
+        result = _add_fusible_layers(net, query, key, value, bias, causal=causal, scale=scale)
+    if bias is not None and not has_unmasked_keys:
         result = _zero_if_masked(net, result, bias)
     if own != base.dims(result)[-1]:
         result = strided_slice(net, result, [3], [0], [own])
     return base.squeeze(net, result, ABSENT[rank])
 
 
-def _to_kernel_shape(net: Net, x: ITensor, width: int | None) -> ITensor:
+def _pad_to_kernel_shape(net: Net, x: ITensor, width: int | None) -> ITensor:
     """Add leading dims up to rank 4, and pad the head dim with zeros to the fused kernel's ``width``."""
-    x = _to_rank_4(net, x)
+    x = _raise_to_rank_4(net, x)
     return x if width in (None, base.dims(x)[-1]) else strided_slice(net, x, [3], [0], [width], mode="FILL")
 
 
-def _to_rank_4(net: Net, x: ITensor) -> ITensor:
+def _raise_to_rank_4(net: Net, x: ITensor) -> ITensor:
     return base.unsqueeze(net, x, ABSENT[base.rank(x)])
 
 
-def _add_layer(
+def _add_attention_layer(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool
 ) -> ITensor:
     norm = trt.AttentionNormalizationOp.SOFTMAX
@@ -83,18 +83,18 @@ def _add_layer(
     return layer.get_output(0)
 
 
-def _add_pattern(
+def _add_fusible_layers(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, causal: bool, scale: float
 ) -> ITensor:
     """Add the pattern that TensorRT fuses: half-precision matmuls and a float32 softmax. Bool masks are added as 0 and
-    -inf of the query's dtype. The causal mask compares positions that layers count, which the kernel recognizes: RTX
-    1.4 drops a causal mask that selects scores."""
+    -inf of the query's dtype. The causal mask is a comparison of positions that layers compute, which the kernel
+    recognizes: RTX 1.4 drops a causal mask that selects scores by ``where``."""
     if causal and base.dims(query)[-2] == 1:  # it attends to the first key only; RTX would let it attend to all
-        return first_row(net, _repeat_heads(net, value, base.dims(query)[1]))
-    if not causal and _is_faster_by_rows(net, query, key, value):
+        return keep_first_row(net, _repeat_heads(net, value, base.dims(query)[1]))
+    if not causal and _is_faster_unfused(net, query, key, value):
         fraction, exponent = np.frexp(scale)  # scaling halves by a power of two is exact
         exact = scale if fraction == 0.5 else 2.0**exponent
-        return _attention_by_rows(net, _scale_query(net, query, exact), key, value, mask, scale / exact)
+        return _unfused_grouped_attention(net, _scale_query(net, query, exact), key, value, mask, scale / exact)
     return _attention_by_matmuls(net, _scale_query(net, query, scale), key, value, mask, gqa=True, causal=causal)
 
 
@@ -102,16 +102,16 @@ def _attention_by_matmuls(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, *, gqa: bool, causal: bool
 ) -> ITensor:
     """Add an attention as two matmuls in the operands' dtype with a float32 softmax between them."""
-    if gqa and not causal and _is_faster_by_rows(net, query, key, value):
-        return _attention_by_rows(net, query, key, value, mask)
+    if gqa and not causal and _is_faster_unfused(net, query, key, value):
+        return _unfused_grouped_attention(net, query, key, value, mask)
     if gqa:
         key, value = (_repeat_heads(net, x, _number_of_heads(net, query)) for x in (key, value))
-    query, lone = not_alone(net, query)
+    query, lone = duplicate_single_query(net, query)
     scores = base.cast(net, matmul(net, query, key, transpose_b=True), torch.float32)
     mask = _lower_triangle(net, scores) if causal else mask
     weights = _attention_weights(net, scores, mask, base.dtype_of(query))
     result = _weighted_sum(net, weights, value, masked=mask is not None and not causal)
-    return first_row(net, result) if lone else result
+    return keep_first_row(net, result) if lone else result
 
 
 def _attention_weights(net: Net, scores: ITensor, mask: ITensor | None, dtype: torch.dtype) -> ITensor:
@@ -124,9 +124,9 @@ def _attention_weights(net: Net, scores: ITensor, mask: ITensor | None, dtype: t
 def _weighted_sum(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITensor:
     """Multiply attention weights and values, inside the fused attention kernel.
 
-    For float16 with a mask it is expressed as a rounded float32 matmul, which TensorRT-RTX runs in float16 with float32
-    accumulation. Otherwise the kernel accumulates in float16 and rounds after every 32 keys, masked or not. A single
-    query is computed by another kernel without this bug (`masked-attention-sums`).
+    With float16 and a mask, the product is expressed as a float32 matmul and a cast, which TensorRT-RTX runs in float16
+    with float32 accumulation. Else the kernel would accumulate in float16 and round after every 32 keys, even masked
+    ones (`masked-attention-sums`). A single query is computed by another kernel, which does not have this bug.
     """
     widened = masked and base.dtype_of(value) == torch.float16 and is_avoided("masked-attention-sums")
     if not widened or 0 in base.dims(weights) or base.dims(weights)[-2] == 1:
@@ -137,9 +137,9 @@ def _weighted_sum(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -
     return net.add("cast", summed, trt.float16).get_output(0)
 
 
-@fact
-def _is_faster_by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
-    """Return whether grouped-query attention over many keys is faster in separate kernels than in a fused kernel."""
+@network_query
+def _is_faster_unfused(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
+    """Return whether separate kernels compute an attention (grouped-query, many keys) faster than a fused kernel."""
     if {base.rank(x) for x in (query, key, value)} != {4} or not _has_same_heads(net, query, key, value):
         return False
     heads, keys = base.dims(query)[1], base.dims(key)[2]
@@ -152,7 +152,7 @@ def _is_faster_by_rows(net: Net, query: ITensor, key: ITensor, value: ITensor) -
     return least <= 1 and heads * most * keys <= MAX_SCORES
 
 
-@fact
+@network_query
 def _has_same_heads(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
     """Return whether keys and values have the same number of heads and of keys, and the query's batch size or 1."""
     batch = base.known_sizes(net, query)[0]
@@ -161,25 +161,25 @@ def _has_same_heads(net: Net, query: ITensor, key: ITensor, value: ITensor) -> b
     return equal and batch is not None and all(other in (1, batch) for other in others)
 
 
-@fact
+@network_query
 def _query_length(net: Net, query: ITensor) -> Size | None:
     """Return the number of queries, an expression if dynamic; 1 if the optimization profile fixes it to 1."""
     return 1 if base.dims(query)[2] == 1 else base.known_sizes(net, query)[2]
 
 
-def _attention_by_rows(
+def _unfused_grouped_attention(
     net: Net, query: ITensor, key: ITensor, value: ITensor, mask: ITensor | None, scale: float = 1.0
 ) -> ITensor:
-    """Add grouped-query attention in separate kernels. The queries that share a key head are rows of one matmul; the
+    """Add grouped-query attention in separate kernels: the queries that share a key head become rows of one matmul. The
     fused kernel would process keys sequentially.
 
     Scores are multiplied by ``scale`` in float32. Keys and values are not repeated. For a single query, keys are the
-    first operand, since RTX 1.4 transposes the second in an extra kernel; operands have rank 4, since it copies
+    first operand, since RTX 1.4 transposes the second in an extra kernel. Operands have rank 4, since RTX 1.4 copies
     operands of rank 3.
     """
     _, heads, _, width = base.dims(query)
     batch, length = base.size(net, query, 0), _query_length(net, query)
-    assert length is not None, "`_is_faster_by_rows` checks it"
+    assert length is not None, "`_is_faster_unfused` checks it"
     own, keys = base.dims(key)[1:3]
     grouped: list[Size] = [batch, own, size_product([heads // own, length])]
     rows = base.reshape(net, query, [*grouped, width])
@@ -203,11 +203,11 @@ def _attention_by_rows(
 
 
 @block
-def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
-    """Duplicate a single query row if there are several batches; return the query and whether it was duplicated.
+def duplicate_single_query(net: Net, query: ITensor) -> tuple[ITensor, bool]:
+    """Duplicate a single query if the batch size is above 1; return the result, and whether it was duplicated.
 
-    TensorRT-RTX's kernel for single rows, `_gemv_mha`, expects keys and values batch by batch. RTX 1.4 and 1.6 may
-    store them row by row between attentions, so that the kernel reads those of a wrong batch (`lone-queries`).
+    TensorRT-RTX's kernel for a single query, `_gemv_mha`, expects all keys of one batch element before those of the
+    next. RTX 1.4 and 1.6 may interleave them, so that the kernel reads a wrong element's keys (`lone-queries`).
     """
     sizes = base.dims(query)
     batches = sizes[:-3] if len(sizes) > 3 else sizes[:-2]
@@ -218,7 +218,7 @@ def not_alone(net: Net, query: ITensor) -> tuple[ITensor, bool]:
 
 
 @block
-def first_row(net: Net, x: ITensor) -> ITensor:
+def keep_first_row(net: Net, x: ITensor) -> ITensor:
     """Return the first of a tensor's rows (the second to last dim), keeping that dim with size 1."""
     return strided_slice(net, x, [base.rank(x) - 2], [0], [1])
 
@@ -242,7 +242,7 @@ def float32_attention(
     mask: Value | None,
     *,
     gqa: bool,
-    has_key: bool,
+    has_unmasked_keys: bool,
     causal: bool,
     scale: float,
 ) -> ITensor:
@@ -255,7 +255,7 @@ def float32_attention(
     query = query if exact else _scale_query(net, query, scale)
     bias = None if mask is None else base.tensor(net, mask, rank=max(map(base.rank, (query, key))))
     result = _attention_by_matmuls(net, query, key, value, bias, gqa=gqa, causal=causal)
-    if bias is not None and not has_key:
+    if bias is not None and not has_unmasked_keys:
         result = _zero_if_masked(net, result, bias)
     return base.cast(net, result, dtype)
 
@@ -272,7 +272,7 @@ def _scale_query(net: Net, query: ITensor, scale: float) -> ITensor:
 
 
 def _repeat_heads(net: Net, x: ITensor, heads: Size) -> ITensor:
-    """Repeat each head of keys or values so that there are ``heads``; heads of a group of queries are adjacent.
+    """Repeat each head of keys or values so that there are ``heads`` heads; the copies of a head are adjacent.
 
     A single head of batch 1 is expanded, since RTX 1.4 may fail to build a reshape after a cache update. For larger
     batches this would need more kernels.
@@ -322,8 +322,8 @@ def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
     return net.ctx.cached("count", size, compute, rank, dim)
 
 
-@fact
-def has_key_in_each_row(net: Net, mask: Value | None) -> bool:
+@network_query
+def has_unmasked_key_per_row(net: Net, mask: Value | None) -> bool:
     """Return whether a mask is a constant in which every row has an unmasked key."""
     if not isinstance(mask, torch.Tensor) or not net.ctx.compilation_settings.immutable_weights:
         return False
@@ -332,11 +332,11 @@ def has_key_in_each_row(net: Net, mask: Value | None) -> bool:
 
 def _zero_if_masked(net: Net, result: ITensor, mask: ITensor) -> ITensor:
     """Replace the NaN results of rows whose keys are all masked by 0."""
-    some = net.ctx.cached("some keys", mask, lambda: _rows_with_key(net, mask))
+    some = net.ctx.cached("some keys", mask, lambda: _rows_with_unmasked_key(net, mask))
     return where(net, some, result, 0.0, base.dtype_of(result))
 
 
-def _rows_with_key(net: Net, mask: ITensor) -> ITensor:
+def _rows_with_unmasked_key(net: Net, mask: ITensor) -> ITensor:
     """Return, for each row of a mask, whether it has an unmasked key."""
     bools = base.dtype_of(mask) == torch.bool
     wide = base.cast(net, mask, torch.int32 if bools else torch.float32)

@@ -1,5 +1,5 @@
 """The table of conditions under which TensorRT fuses an attention into one kernel.
-The converter reads it; for each condition, tests check a case that meets it and one that violates it."""
+The converter reads the table; for each condition, tests check a case that meets it and one that violates it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ its layer accumulates scores in float16, does not build in all cases, and adds a
 
 
 @frozen
-class Case:
+class AttentionCase:
     """The sizes and options of an attention to check against the conditions; a dynamic size is an expression."""
 
     dtype: torch.dtype
@@ -34,14 +34,14 @@ class Case:
 
 
 @frozen
-class Condition:
+class FusionCondition:
     """A condition of the fused kernel: its description, and a predicate on a case."""
 
     needs: str
-    holds: Callable[[Case], bool]
+    holds: Callable[[AttentionCase], bool]
 
 
-def _has_multiple_of_heads(case: Case) -> bool:
+def _has_equal_query_groups(case: AttentionCase) -> bool:
     queries, keys = case.query[1], case.key[1]
     if not isinstance(queries, int) or not isinstance(keys, int):
         return False
@@ -49,23 +49,23 @@ def _has_multiple_of_heads(case: Case) -> bool:
 
 
 CONDITIONS = (
-    Condition("a TensorRT that has the layer", lambda case: CAPABILITIES.attention != "none"),
-    Condition("float16 or bfloat16", lambda case: case.dtype in HALVES),
-    Condition("four dims", lambda case: len(case.query) == len(case.key) == len(case.value) == 4),
-    Condition("key and value of one shape", lambda case: case.key == case.value),
-    Condition("query and key of one batch", lambda case: case.query[0] == case.key[0]),
-    Condition("a known number of heads, equal, one for all, or grouped with enable_gqa", _has_multiple_of_heads),
-    Condition(
+    FusionCondition("a TensorRT that has the layer", lambda case: CAPABILITIES.attention != "none"),
+    FusionCondition("float16 or bfloat16", lambda case: case.dtype in HALVES),
+    FusionCondition("four dims", lambda case: len(case.query) == len(case.key) == len(case.value) == 4),
+    FusionCondition("key and value of one shape", lambda case: case.key == case.value),
+    FusionCondition("query and key of one batch", lambda case: case.query[0] == case.key[0]),
+    FusionCondition("a known number of heads, equal, one for all, or grouped with enable_gqa", _has_equal_query_groups),
+    FusionCondition(
         f"a head dim of {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}",
         lambda case: isinstance(case.query[3], int) and case.query[3] in HEAD_DIMS,
     ),
-    Condition("something to attend to", lambda case: case.key[2] != 0),
-    Condition("a mask of at most four dims", lambda case: case.mask is None or len(case.mask) <= 4),
-    Condition(
+    FusionCondition("something to attend to", lambda case: case.key[2] != 0),
+    FusionCondition("a mask of at most four dims", lambda case: case.mask is None or len(case.mask) <= 4),
+    FusionCondition(
         "a mask of bools, or of the query's dtype",
         lambda case: case.mask is None or case.mask_dtype in (torch.bool, case.dtype),
     ),
-    Condition("a mask or causal, not both", lambda case: case.mask is None or not case.causal),
+    FusionCondition("a mask or causal, not both", lambda case: case.mask is None or not case.causal),
 )
 
 
@@ -73,22 +73,22 @@ PADDED_HEAD = 16
 """The head dim to which smaller head dims are padded with zeros, for a fused kernel."""
 
 
-def pad_case(case: Case) -> Case:
+def pad_case(case: AttentionCase) -> AttentionCase:
     """Return the case as the fused kernel receives it: of rank 4, with head dims padded to a common size."""
     if not all(2 <= len(shape) <= 4 for shape in (case.query, case.key, case.value)):
         return case
     if case.mask is not None and len(case.mask) > len(case.query):
         return case
-    width = kernel_width(case.query[-1], case.value[-1])
+    width = padded_head_dim(case.query[-1], case.value[-1])
     query, key, value = (_pad_shape(shape, width) for shape in (case.query, case.key, case.value))
     return evolve(case, query=query, key=key, value=value)
 
 
-def kernel_width(query: Any, value: Any) -> int | None:
+def padded_head_dim(query_head_dim: Any, value_head_dim: Any) -> int | None:
     """Return the head dim that queries, keys and values are padded to; None if one is dynamic or 0."""
-    if not all(isinstance(size, int) and size > 0 for size in (query, value)):
+    if not all(isinstance(size, int) and size > 0 for size in (query_head_dim, value_head_dim)):
         return None
-    return PADDED_HEAD if max(query, value) < HEAD_DIMS[0] else max(query, value)
+    return PADDED_HEAD if max(query_head_dim, value_head_dim) < HEAD_DIMS[0] else max(query_head_dim, value_head_dim)
 
 
 def _pad_shape(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
@@ -96,6 +96,6 @@ def _pad_shape(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
     return (*leading, *(1,) * (2 - len(leading)), length, head if width is None else width)
 
 
-def first_unmet_condition(case: Case) -> Condition | None:
+def first_unmet_condition(case: AttentionCase) -> FusionCondition | None:
     """Return the first condition that an attention violates; None if TensorRT can compute it in a fused kernel."""
     return next((condition for condition in CONDITIONS if not condition.holds(case)), None)

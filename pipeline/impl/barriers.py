@@ -10,7 +10,7 @@ from torch.fx.node import map_arg
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
-from pipeline.impl.block_decorators import block, fact
+from pipeline.impl.block_decorators import block, network_query
 from pipeline.impl.reduce_scan import cumulative_sum
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
@@ -21,8 +21,8 @@ from pipeline.trt import trt
 
 
 @block
-def arguments(net: Net, node: torch.fx.Node, convert: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
-    """Return a node's converted arguments; inputs that a mark names are expanded to the shape of the result."""
+def converted_arguments(net: Net, node: torch.fx.Node, convert: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
+    """Convert a node's arguments, and expand those that a mark (`pipeline.quirks`) names to the shape of the result."""
     names = {name for mark in net.ctx.marks.of_node(node.name, "expanded") for name in mark.names}
     wide = {x: _expand_input(net, convert(x), x, node) for x in node.all_input_nodes if x.name in names}
     found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else convert(x))
@@ -30,28 +30,28 @@ def arguments(net: Net, node: torch.fx.Node, convert: Callable[[torch.fx.Node], 
 
 
 @block
-def result(net: Net, node: torch.fx.Node, value: Value) -> Value:
-    """Return a converter's result; if a mark requires it, behind a barrier that keeps the node's kernel separate."""
-    if not isinstance(value, trt.ITensor) or not net.ctx.marks.of_node(node.name, "apart"):
-        return value
-    row = base.unsqueeze(net, value, [0])  # a running sum along a dim of size 1 is never fused
-    return base.squeeze(net, cumulative_sum(net, row, 0, base.dtype_of(value)), [0])
+def separate_result_if_marked(net: Net, node: torch.fx.Node, result: Value) -> Value:
+    """Return a converter's result, behind a barrier if a mark (`pipeline.quirks`) requires a separate kernel."""
+    if not isinstance(result, trt.ITensor) or not net.ctx.marks.of_node(node.name, "apart"):
+        return result
+    row = base.unsqueeze(net, result, [0])  # a running sum along a dim of size 1 is never fused
+    return base.squeeze(net, cumulative_sum(net, row, 0, base.dtype_of(result)), [0])
 
 
 @block
 def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
-    """Add a barrier on a flat view of ``x`` for the bug ``quirk``, so that nothing is fused into its kernel."""
+    """If TensorRT has the bug ``quirk``, add a barrier on a flat view of ``x``: nothing joins the kernel of ``x``."""
     if not is_avoided(quirk):
         return x
     sizes = base.sizes(net, x)
     return base.reshape(net, base.barrier(net, base.reshape(net, x, [-1]), quirk), sizes)
 
 
-@fact
-def is_marked(net: Net, quirk: str, name: str = "") -> bool:
-    """Return whether a mark makes the current node's converter avoid a bug (for the input ``name``, if given)."""
+@network_query
+def is_marked(net: Net, quirk: str, input_name: str = "") -> bool:
+    """Return whether a mark (`pipeline.quirks`) makes the node's converter avoid a bug (at this input, if given)."""
     marks = net.ctx.marks.of_node(net.ctx.node.name, "converter") if net.ctx.node is not None else []
-    return any(mark.quirk == quirk and (not name or name in mark.names) for mark in marks)
+    return any(mark.quirk == quirk and (not input_name or input_name in mark.names) for mark in marks)
 
 
 def _expand_input(net: Net, value: Value, input: torch.fx.Node, reader: torch.fx.Node) -> Value:

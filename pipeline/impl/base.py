@@ -12,8 +12,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from pipeline.impl.block_decorators import block, fact
-from pipeline.impl.expression import operation_of, readable_size, solve_for_symbol
+from pipeline.impl.block_decorators import block, network_query
+from pipeline.impl.expression import operation_of, solve_for_symbol, tensor_and_dim_of_size
 from pipeline.impl.promotion import promoted_dtype
 from pipeline.network.context import NetworkError, SymbolicInt, content_name
 from pipeline.network.net import Net
@@ -48,7 +48,7 @@ def constant(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: 
 def tensor(net: Net, value: Value, dtype: torch.dtype | None = None, *, rank: int = 0) -> ITensor:
     """Convert any value to an ``ITensor`` of at least ``rank`` (with leading dims), cast to ``dtype`` if given."""
     if isinstance(value, SymbolicInt):
-        value = scalar_of(net, value)
+        value = size_as_scalar(net, value)
     if not isinstance(value, trt.ITensor):
         return constant(net, value, dtype, rank=rank)
     value = value if dtype is None else cast(net, value, dtype)
@@ -60,8 +60,8 @@ def cast(net: Net, x: ITensor, dtype: torch.dtype) -> ITensor:
     """Cast a tensor to a dtype, avoiding bugs of TensorRT's kernels; return it unchanged if it already has the dtype.
 
     A cast from float32 to bfloat16 must not be the last operation of a matmul's or convolution's kernel
-    (`halves-behind-matmuls`). Therefore a barrier follows the cast, and after a convolution the cast precedes the
-    squeeze. The results of some matmuls are cast in a separate kernel (see `matmul`).
+    (`halves-behind-matmuls`), so a barrier follows the cast; a dim that was added for a convolution is removed after
+    the cast. The results of some matmuls are cast in a separate kernel (see `matmul`).
 
     Integers are cast to half precision via float32 and a barrier (`rounded-integers`).
     """
@@ -154,10 +154,10 @@ def axes_mask(axes: Sequence[int], rank: int) -> int:
 
 def result_type(*values: Value) -> torch.dtype:
     """Return the dtype to which eager promotes values: tensors take precedence over 0-d tensors, these over numbers."""
-    return promoted_dtype([_typed_example(v) for v in values])
+    return promoted_dtype([_value_for_promotion(v) for v in values])
 
 
-def _typed_example(value: Value) -> Any:
+def _value_for_promotion(value: Value) -> Any:
     if isinstance(value, (trt.ITensor, torch.Tensor)):
         return torch.empty((1,) * min(rank(value), 1), dtype=dtype_of(value), device="meta")
     return 1 if isinstance(value, SymbolicInt) else value
@@ -201,12 +201,12 @@ def size(net: Net, x: ITensor, dim: int) -> Size:
         return static
     known = known_sizes(net, x)[dim]
     if isinstance(known, SymbolicInt):
-        return _expression(net, known.expr)
+        return _compute_expression(net, known.expr)
     dim = axis(dim, rank(x))
-    return net.ctx.cached("size", x, lambda: _slice_size(net, _shape(net, x), dim), dim)
+    return net.ctx.cached("size", x, lambda: _size_by_slice(net, _shape(net, x), dim), dim)
 
 
-@fact
+@network_query
 def known_sizes(net: Net, x: Value) -> list[Size]:
     """Return a tensor's sizes without adding layers: an int, an expression, or None if unknown."""
     _, shape = net.ctx.shapes.get(id(x), (x, None))
@@ -215,7 +215,7 @@ def known_sizes(net: Net, x: Value) -> list[Size]:
     return [s if isinstance(s, int) else SymbolicInt(s) for s in shape]
 
 
-@fact
+@network_query
 def with_sizes(net: Net, x: ITensor, sizes: Sequence[Size | None]) -> ITensor:
     """Record the sizes of a tensor if all are ints or ``SymbolicInt``s; return the tensor."""
     if all(isinstance(s, (int, SymbolicInt)) for s in sizes):
@@ -232,7 +232,7 @@ def _shape(net: Net, x: ITensor) -> ITensor:
     return net.ctx.cached("shape", x, lambda: cast(net, net.add("shape", x).get_output(0), torch.int64))
 
 
-def _slice_size(net: Net, x: ITensor, dim: int) -> ITensor:
+def _size_by_slice(net: Net, x: ITensor, dim: int) -> ITensor:
     return net.add("slice", x, (dim,), (1,), (1,)).get_output(0)
 
 
@@ -256,33 +256,33 @@ def size_tensor(net: Net, value: Size) -> ITensor:
         value = cast(net, value, torch.int64)
         return value if rank(value) == 1 else unsqueeze(net, value, [0])
     if isinstance(value, SymbolicInt):
-        return _expression(net, value.expr)
+        return _compute_expression(net, value.expr)
     return constant(net, np.array([value], dtype=np.int64))
 
 
 @block
-def scalar_of(net: Net, value: Size) -> ITensor:
+def size_as_scalar(net: Net, value: Size) -> ITensor:
     """Return a size as an int64 tensor of rank 0."""
     return squeeze(net, size_tensor(net, value), [0])
 
 
-def _expression(net: Net, expr: Any) -> ITensor:
+def _compute_expression(net: Net, expr: Any) -> ITensor:
     """Return the value of a size expression, computed from the shapes of the network's inputs; cached."""
-    return net.ctx.cached("expression", str(expr), lambda: _add_operation(net, expr))
+    return net.ctx.cached("expression", str(expr), lambda: _add_layers_of_expression(net, expr))
 
 
-def _add_operation(net: Net, expr: Any) -> ITensor:
+def _add_layers_of_expression(net: Net, expr: Any) -> ITensor:
     if isinstance(expr, int) or expr.is_Integer:
         return constant(net, np.array([int(expr)], dtype=np.int64))
     if expr.is_Symbol and str(expr) not in net.ctx.symbols:
-        return _add_operation(net, solve_for_symbol(net.ctx, expr))
+        return _add_layers_of_expression(net, solve_for_symbol(net.ctx, expr))
     if expr.is_Symbol or is_on_host(expr):
         source, dim = net.ctx.symbols[str(expr)]
-        return size_tensor(net, source) if dim is None else _slice_size(net, _shape(net, source), dim)
-    if (found := readable_size(net.ctx, expr)) is not None:
-        return _slice_size(net, _shape(net, found[0]), found[1])
+        return size_tensor(net, source) if dim is None else _size_by_slice(net, _shape(net, source), dim)
+    if (found := tensor_and_dim_of_size(net.ctx, expr)) is not None:
+        return _size_by_slice(net, _shape(net, found[0]), found[1])
     layer, operands = operation_of(expr)
-    result, *rest = [_expression(net, operand) for operand in operands]
+    result, *rest = [_compute_expression(net, operand) for operand in operands]
     for other in rest:
         result = elementwise(net, layer, result, other)
     return result
@@ -309,7 +309,7 @@ def unary(net: Net, operation: str, x: ITensor) -> ITensor:
 
 @block
 def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
-    """Reshape a tensor; one size may be -1. No layers compute a dynamic size that its dim keeps, nor one other size."""
+    """Reshape a tensor; one size may be -1. Layers compute dynamic sizes, except unchanged ones and one other."""
     known = known_sizes(net, x)
     if None not in known and list(shape) == known:
         return x
@@ -378,7 +378,7 @@ def expand(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
 
 
 def _broadcast_strides(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
-    """Return the strides of a broadcasting slice, computed at run time: 0 for axes of size 1, else 1."""
+    """Return a slice's strides that broadcast ``axes``, computed at run time: 0 for a dim of size 1, else 1."""
     one = constant(net, np.array([1], dtype=np.int64))
     sizes = [size_tensor(net, size(net, x, i)) for i in axes]
     more = [elementwise(net, "SUB", s, one) for s in sizes]

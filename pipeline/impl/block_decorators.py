@@ -26,7 +26,7 @@ class Block(Protocol[P, R]):
     def __call__(self, ctx: ConversionContext, name: str, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
 
-class Fact(Protocol[P, R]):
+class NetworkQuery(Protocol[P, R]):
     """A query of a network, which adds no layer; it can be called with a `Net`, or with a context alone."""
 
     def __call__(self, net: Net | ConversionContext, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -45,11 +45,11 @@ def block(function: Callable[Concatenate[Net, P], R]) -> Block[P, R]:
     return cast(Block[P, R], called)
 
 
-def fact(function: Callable[Concatenate[Net, P], R]) -> Fact[P, R]:
+def network_query(function: Callable[Concatenate[Net, P], R]) -> NetworkQuery[P, R]:
     """Make a function of a `Net` that adds no layer callable with a context, too: `known_sizes(ctx, x)`."""
 
     @wraps(function)
     def called(net: Any, *args: Any, **kwargs: Any) -> R:
         return function(Net(net, "") if isinstance(net, ConversionContext) else net, *args, **kwargs)
 
-    return cast(Fact[P, R], called)
+    return cast(NetworkQuery[P, R], called)

@@ -29,9 +29,9 @@ def convolution(
 ) -> ITensor:
     """Convolve ``x`` [N, C, …] with ``weight`` [maps, C / groups, …]; a single number applies to all spatial dims."""
 
-    def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
-        conv = _add_layer(net, "convolution", x, weight, bias, base.dims(weight)[0], flat)
-        _set_windows(conv, stride, padding, padding, dilation, groups, flat)
+    def layer(x: ITensor, weight: Value, bias: Value | None, is_1d: bool) -> ITensor:
+        conv = _add_conv_layer(net, "convolution", x, weight, bias, base.dims(weight)[0], is_1d)
+        _set_windows(conv, stride, padding, padding, dilation, groups, is_1d)
         return conv.get_output(0)
 
     depthwise = groups > 1 and base.dims(weight)[1] == 1
@@ -55,35 +55,35 @@ def deconvolution(
 ) -> ITensor:
     """Add a transposed convolution; ``weight`` is [C, maps / groups, …]; ``output_padding`` lengthens the result."""
     rank = base.rank(weight) - 2
-    steps, cut, more, dilations = (_per_dim(v, rank) for v in (stride, padding, output_padding, dilation))
+    steps, cut, more, dilations = (_repeat_per_dim(v, rank) for v in (stride, padding, output_padding, dilation))
 
-    def layer(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
+    def layer(x: ITensor, weight: Value, bias: Value | None, is_1d: bool) -> ITensor:
         strides, post = steps, [c - m for c, m in zip(cut, more, strict=True)]
         varies = groups > 1 and -1 in base.dims(x) and is_avoided("grouped-deconvolutions")
         missing = max(dilations) > 1 and not CAPABILITIES.strided_dilated_deconvolution
         if max(strides) > 1 and (varies or missing):
-            spacing = [1] * flat + strides
+            spacing = [1] * is_1d + strides
             x, post = insert_zeros(net, x, spacing), [p + s - 1 for p, s in zip(post, strides, strict=True)]
             strides = [1] * rank
         extra = [max(0, -(p // s)) for p, s in zip(post, strides, strict=True)]
-        x = pad_border(net, x, [0] * (rank + flat), [0] * flat + extra)
+        x = pad_border(net, x, [0] * (rank + is_1d), [0] * is_1d + extra)
         post = [p + e * s for p, e, s in zip(post, extra, strides, strict=True)]
-        conv = _add_layer(net, "deconvolution", x, weight, bias, base.dims(weight)[1] * groups, flat)
-        _set_windows(conv, strides, cut, post, dilations, groups, flat)
+        conv = _add_conv_layer(net, "deconvolution", x, weight, bias, base.dims(weight)[1] * groups, is_1d)
+        _set_windows(conv, strides, cut, post, dilations, groups, is_1d)
         return conv.get_output(0)
 
     # TensorRT-RTX 1.4 to 1.7 has no bfloat16 deconvolution ("could not infer output types")
     return _compute_in_float32(net, x, weight, bias, layer)
 
 
-def _compute_in_float32(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
+def _compute_in_float32(net: Net, x: Value, weight: Value, bias: Value | None, add_layer: Layer) -> ITensor:
     """Compute a layer in float32 if TensorRT lacks it in bfloat16, and round in the same kernel. RTX 1.6.1 computes
     wrong results if that kernel also casts the result to float32 again (`rounded-deconvolutions`)."""
     if base.dtype_of(x) != torch.bfloat16:
-        return _add_required_dims(net, x, weight, bias, layer)
+        return _add_required_dims(net, x, weight, bias, add_layer)
 
-    def rounded(x: ITensor, weight: Value, bias: Value | None, flat: bool) -> ITensor:
-        result = base.cast(net, layer(x, weight, bias, flat), torch.bfloat16)
+    def rounded(x: ITensor, weight: Value, bias: Value | None, is_1d: bool) -> ITensor:
+        result = base.cast(net, add_layer(x, weight, bias, is_1d), torch.bfloat16)
         return barriers.flat_barrier(net, result, "rounded-deconvolutions")
 
     x, weight = (base.tensor(net, v, torch.float32) for v in (x, weight))
@@ -91,27 +91,27 @@ def _compute_in_float32(net: Net, x: Value, weight: Value, bias: Value | None, l
     return _add_required_dims(net, x, weight, bias, rounded)
 
 
-def _add_required_dims(net: Net, x: Value, weight: Value, bias: Value | None, layer: Layer) -> ITensor:
+def _add_required_dims(net: Net, x: Value, weight: Value, bias: Value | None, add_layer: Layer) -> ITensor:
     """Add a layer with the batch dim and second spatial dim that TensorRT requires, and remove them from its result."""
     rank = base.rank(weight)
-    flat = rank == 3
+    is_1d = rank == 3
     x = base.tensor(net, x)
-    added = [0] * (base.rank(x) < rank) + [2] * flat
+    added = [0] * (base.rank(x) < rank) + [2] * is_1d
     x = base.unsqueeze(net, x, added)
-    if flat and not isinstance(weight, torch.Tensor):
+    if is_1d and not isinstance(weight, torch.Tensor):
         weight = base.unsqueeze(net, weight, [2])
-    output = layer(x, weight, bias, flat)
+    output = add_layer(x, weight, bias, is_1d)
     result = base.squeeze(net, output, added)
     if added:
         net.ctx.squeezed[id(result)] = output, added, result  # for `base.cast`
     return result
 
 
-def _add_layer(net: Net, kind: str, x: ITensor, weight: Value, bias: Value | None, maps: int, flat: bool) -> Any:
+def _add_conv_layer(net: Net, kind: str, x: ITensor, weight: Value, bias: Value | None, maps: int, is_1d: bool) -> Any:
     """Add a convolution layer. A constant kernel or bias becomes a weight of the layer, a computed one an input."""
     size = tuple(base.dims(weight)[2:])
     fixed = isinstance(weight, torch.Tensor)
-    size = (1, *size) if flat and fixed else size
+    size = (1, *size) if is_1d and fixed else size
     none = net.ctx.empty_weights(base.dtype_of(weight))
     bias_weights = net.ctx.trt_weights(bias) if isinstance(bias, torch.Tensor) else none
     layer = net.add(f"{kind}_nd", x, maps, size, net.ctx.trt_weights(weight) if fixed else none, bias_weights)
@@ -122,14 +122,14 @@ def _add_layer(net: Net, kind: str, x: ITensor, weight: Value, bias: Value | Non
     return layer
 
 
-def _per_dim(value: Dims, rank: int) -> list[int]:
+def _repeat_per_dim(value: Dims, rank: int) -> list[int]:
     return list(value) * (rank if len(value) == 1 else 1)
 
 
-def _set_windows(layer: Any, stride: Dims, pre: Dims, post: Dims, dilation: Dims, groups: int, flat: bool) -> None:
-    rank = len(layer.kernel_size_nd) - flat
+def _set_windows(layer: Any, stride: Dims, pre: Dims, post: Dims, dilation: Dims, groups: int, is_1d: bool) -> None:
+    rank = len(layer.kernel_size_nd) - is_1d
     layer.num_groups = groups
-    layer.stride_nd = (1,) * flat + tuple(_per_dim(stride, rank))
-    layer.pre_padding = (0,) * flat + tuple(_per_dim(pre, rank))
-    layer.post_padding = (0,) * flat + tuple(_per_dim(post, rank))
-    layer.dilation_nd = (1,) * flat + tuple(_per_dim(dilation, rank))
+    layer.stride_nd = (1,) * is_1d + tuple(_repeat_per_dim(stride, rank))
+    layer.pre_padding = (0,) * is_1d + tuple(_repeat_per_dim(pre, rank))
+    layer.post_padding = (0,) * is_1d + tuple(_repeat_per_dim(post, rank))
+    layer.dilation_nd = (1,) * is_1d + tuple(_repeat_per_dim(dilation, rank))

@@ -1,5 +1,5 @@
 """Add elementwise layers of two or more tensors, with eager's type promotion and broadcasting.
-For bools TensorRT has only logic layers, so other operations on bools use int32."""
+TensorRT has only logic layers for bools; other operations on bools are computed in int32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.empty import separate_if_empty
+from pipeline.impl.empty import separate_from_empty_dims
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
@@ -27,7 +27,7 @@ def promote(net: Net, *values: Value, dtype: torch.dtype | None = None) -> tuple
     dtype, rank = dtype or common, max(map(base.rank, values))
     if common in HALVES and dtype != common:
         values = tuple(base.tensor(net, v, common) if _is_integral(v) else v for v in values)
-    return separate_if_empty(net, values, [base.tensor(net, v, dtype, rank=rank) for v in values])
+    return separate_from_empty_dims(net, values, [base.tensor(net, v, dtype, rank=rank) for v in values])
 
 
 def _is_integral(value: Value) -> bool:
@@ -149,7 +149,7 @@ def where(net: Net, condition: Value, a: Value, b: Value, dtype: torch.dtype | N
     if a is b and isinstance(b, torch.Tensor):  # TensorRT does not build a select between a constant and itself
         b = b.clone()
     x, y = (base.tensor(net, v, compute, rank=rank) for v in (a, b))
-    c, x, y = separate_if_empty(net, (condition, a, b), (c, x, y))
+    c, x, y = separate_from_empty_dims(net, (condition, a, b), (c, x, y))
     return base.cast(net, net.add("select", c, x, y).get_output(0), dtype)
 
 

@@ -26,12 +26,12 @@ def power(net: Net, a: Value, b: Value) -> ITensor:
     dtype = base.result_type(a, b)
     compute = arithmetic_dtype(dtype) if is_number(b) and b in ONE_LAYER else wide_dtype(arithmetic_dtype(dtype))
     known = is_number(b)
-    result = _constant_power(net, base.tensor(net, a, compute), b) if known else _computed_power(net, a, b, compute)
+    result = _constant_power(net, base.tensor(net, a, compute), b) if known else _power_by_layer(net, a, b, compute)
     return base.cast(net, result, dtype)
 
 
-def _computed_power(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
-    """Return a power by a layer. Negative powers of integers but 1 and -1 are 0; TensorRT returns the largest int."""
+def _power_by_layer(net: Net, a: Value, b: Value, dtype: torch.dtype) -> ITensor:
+    """Compute a power by a layer. Negative powers of integers are set to 0 (except of 1 and -1): TensorRT is wrong."""
     if dtype.is_floating_point:
         return layer(net, "POW", a, b, dtype)
     x, y = promote(net, a, b, dtype=dtype)
@@ -88,7 +88,7 @@ def divide(net: Net, a: Value, b: Value, rounding_mode: str | None = None) -> IT
         return binary(net, {"floor": "FLOOR_DIV", "trunc": "DIV"}[rounding_mode], a, b)
     x, y = promote(net, a, b, dtype=wide_dtype(dtype))
     if rounding_mode == "floor":
-        return base.cast(net, _exact_floor(net, x, y, _division_steps(dtype, b)), dtype)
+        return base.cast(net, _exact_floor_division(net, x, y, _division_steps(dtype, b)), dtype)
     return base.cast(net, truncate(net, base.elementwise(net, "DIV", x, y)), dtype)
 
 
@@ -136,13 +136,13 @@ def _integer_remainder(net: Net, x: ITensor, y: ITensor, division: str) -> ITens
     return base.elementwise(net, "SUB", x, multiple)
 
 
-def _signs_differ(net: Net, left: ITensor, divisor: ITensor) -> ITensor:
+def _signs_differ(net: Net, rest: ITensor, divisor: ITensor) -> ITensor:
     """Return whether a nonzero remainder and the divisor have different signs."""
-    signs = [base.unary(net, "SIGN", value) for value in (left, divisor)]
-    return layer(net, "LESS", base.elementwise(net, "PROD", *signs), 0.0, base.dtype_of(left))
+    signs = [base.unary(net, "SIGN", value) for value in (rest, divisor)]
+    return layer(net, "LESS", base.elementwise(net, "PROD", *signs), 0.0, base.dtype_of(rest))
 
 
-def _exact_floor(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
+def _exact_floor_division(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
     """Return the floor of the exact quotient, not of the rounded one; if the divisor is 0, the quotient itself."""
     quotient = base.elementwise(net, "DIV", x, y)
     left = _float_fmod(net, x, y, steps)
@@ -167,12 +167,12 @@ def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
         scaled.append([layer(net, "PROD", part, 2.0**STEP, torch.float32) for part in scaled[-1]])
     for multiple, *parts in reversed(scaled):
         below = base.elementwise(net, "LESS", left, multiple)
-        left = where(net, below, left, _exact_remainder(net, left, multiple, parts))
+        left = where(net, below, left, _remainder_of_positive_numbers(net, left, multiple, parts))
     left = base.elementwise(net, "PROD", left, more)
     return where(net, is_negative(net, x), base.unary(net, "NEG", left), left)
 
 
-def _exact_remainder(net: Net, a: ITensor, b: ITensor, multiple_parts: Sequence[ITensor]) -> ITensor:
+def _remainder_of_positive_numbers(net: Net, a: ITensor, b: ITensor, multiple_parts: Sequence[ITensor]) -> ITensor:
     """Return ``a mod b`` of positive numbers, exact for a quotient below 2**24; ``multiple_parts`` sum to ``b``."""
     times, left = base.unary(net, "ROUND", base.elementwise(net, "DIV", a, b)), a
     for part in multiple_parts:

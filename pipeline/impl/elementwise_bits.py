@@ -52,8 +52,8 @@ def _keep_low_bits(net: Net, x: ITensor, mask: int) -> ITensor:
 def _bitwise_and(net: Net, x: ITensor, y: ITensor) -> ITensor:
     """Return ``x & y`` of two integer tensors of equal dtype and rank."""
     dtype = base.dtype_of(x)
-    high = layer(net, "PROD", _digits(net, x), BASE, dtype)
-    place = base.elementwise(net, "SUM", high, _digits(net, y))
+    high = layer(net, "PROD", _split_into_digits(net, x), BASE, dtype)
+    place = base.elementwise(net, "SUM", high, _split_into_digits(net, y))
     pairs = [i & j for i in range(BASE) for j in range(BASE)]
     table = base.constant(net, torch.tensor(pairs, dtype=dtype))
     found = net.add("gather", table, place, 0).get_output(0)
@@ -62,7 +62,7 @@ def _bitwise_and(net: Net, x: ITensor, y: ITensor) -> ITensor:
     return net.add("reduce", weighted, trt.ReduceOperation.SUM, 1 << last, False).get_output(0)
 
 
-def _digits(net: Net, x: ITensor) -> ITensor:
+def _split_into_digits(net: Net, x: ITensor) -> ITensor:
     """Split integers into their two's complement 4-bit digits along a new last dim, the lowest digit first."""
     dtype = base.dtype_of(x)
     spread = base.unsqueeze(net, x, [base.rank(x)])

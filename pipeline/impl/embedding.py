@@ -29,19 +29,19 @@ def embedding_bag(
     weight: Value,
     indices: Value,
     offsets: Value,
-    bags: Size,
+    bag_count: Size,
     mode: str,
-    scale: Value | None = None,
-    padding: int = -1,
+    per_sample_weights: Value | None = None,
+    ignored_index: int = -1,
 ) -> ITensor:
     """Reduce the rows of each bag, which starts at its offset, to their sum, mean or maximum. An index equal to
-    ``padding`` is ignored; an empty bag gives zero."""
+    ``ignored_index`` is ignored; an empty bag gives zero."""
     dtype = base.dtype_of(weight)
     compute = dtype if mode == "max" else _elementwise.wide_dtype(dtype)
     row = base.cast(net, embedding(net, weight, indices), compute)
-    if scale is not None:
-        row = _elementwise.binary(net, "PROD", row, _as_column(net, scale), compute)
-    member = _bag_members(net, indices, offsets, bags, padding)
+    if per_sample_weights is not None:
+        row = _elementwise.binary(net, "PROD", row, _as_column(net, per_sample_weights), compute)
+    member = _bag_membership_mask(net, indices, offsets, bag_count, ignored_index)
     neutral = _reduce.neutral_element("MAX", compute) if mode == "max" else 0.0  # not -0.0: eager adds to zeros
     selected = _elementwise.where(net, base.unsqueeze(net, member, [2]), row, neutral)
     if mode == "sum":
@@ -59,16 +59,16 @@ def _as_column(net: Net, vector: Value) -> ITensor:
     return base.unsqueeze(net, base.tensor(net, vector), [1])
 
 
-def _bag_members(net: Net, indices: Value, offsets: Value, bags: Size, padding: int) -> ITensor:
+def _bag_membership_mask(net: Net, indices: Value, offsets: Value, bag_count: Size, ignored_index: int) -> ITensor:
     """Return a mask [bags, indices] of which index is in which bag, found by counting the bags that start before it."""
     index, start = base.tensor(net, indices), base.tensor(net, offsets)
     (count,) = base.known_sizes(net, index)
     place = base.unsqueeze(net, iota(net, [count], [1]), [0])
     started = _elementwise.compare_or_equal(net, "GREATER", place, _as_column(net, start))
     number = _reduce.reduce(net, "SUM", base.cast(net, started, torch.int64), [0], True)
-    bag = iota(net, [bags, 1], [1, 0], 1)
+    bag = iota(net, [bag_count, 1], [1, 0], 1)
     member = base.elementwise(net, "EQUAL", number, bag)
-    if padding < 0:
+    if ignored_index < 0:
         return member
-    counts = _elementwise.not_equal(net, base.unsqueeze(net, index, [0]), padding)
+    counts = _elementwise.not_equal(net, base.unsqueeze(net, index, [0]), ignored_index)
     return base.elementwise(net, "AND", member, counts)

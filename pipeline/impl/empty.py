@@ -10,21 +10,21 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block, fact
+from pipeline.impl.block_decorators import block, network_query
 from pipeline.impl.shape import bounds_of, expression
 from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES, trt
 
 
-@fact
+@network_query
 def may_be_zero(net: Net, size: Size) -> bool:
     """Return whether a size is 0 for some sizes in the ranges of the inputs."""
     return bounds_of(net, expression(size))[0] < 1
 
 
-@fact
-def may_leave_unwritten(net: Net, size: Size) -> bool:
+@network_query
+def may_leave_results_unwritten(net: Net, size: Size) -> bool:
     """Return whether a dim of this size can leave results unwritten: it may be 0, and is data-dependent or the size of
     an input that broadcasts to outputs (`pipeline.quirks.empty_broadcast`). None is an unknown size."""
     if not is_avoided("empty-loops"):
@@ -38,25 +38,25 @@ def may_leave_unwritten(net: Net, size: Size) -> bool:
 
 
 @block
-def separate_if_empty(net: Net, values: Sequence[Value], tensors: Sequence[ITensor]) -> tuple[ITensor, ...]:
-    """Return a layer's operands, computed from ``values``, after separating those that broadcast over a possibly empty
-    dim: they pass through a cumulative sum over a dim of size 1, which changes no value and is never fused."""
+def separate_from_empty_dims(net: Net, operands: Sequence[Value], tensors: Sequence[ITensor]) -> tuple[ITensor, ...]:
+    """Return a layer's operands ``tensors``, made from ``operands``, after separating those that broadcast over a dim
+    that may be empty: they pass through a cumulative sum over a dim of size 1, which is never fused."""
     if not CAPABILITIES.cumulative:
         return tuple(tensors)
     rank = max(map(base.rank, tensors))
-    sizes = [[1] * (rank - base.rank(v)) + (base.known_sizes(net, v) if base.rank(v) else []) for v in values]
+    sizes = [[1] * (rank - base.rank(v)) + (base.known_sizes(net, v) if base.rank(v) else []) for v in operands]
     results = [*tensors]
-    for i, value in enumerate(values):
+    for i, value in enumerate(operands):
         others = [own for j, own in enumerate(sizes) if j != i]
         for dim in range(rank) if isinstance(value, trt.ITensor) else ():
             beside = (own[dim] for own in others if own[dim] not in (None, 1))
-            if sizes[i][dim] == 1 and any(may_leave_unwritten(net, size) for size in beside):
-                results[i] = _separate(net, tensors[i], dim)
+            if sizes[i][dim] == 1 and any(may_leave_results_unwritten(net, size) for size in beside):
+                results[i] = _pass_through_cumulative_sum(net, tensors[i], dim)
                 break
     return tuple(results)
 
 
-def _separate(net: Net, x: ITensor, dim: int) -> ITensor:
+def _pass_through_cumulative_sum(net: Net, x: ITensor, dim: int) -> ITensor:
     dtype = base.dtype_of(x)
     summed = base.cast(net, x, torch.int32 if dtype == torch.bool else dtype)
     axis = base.constant(net, np.array(dim, dtype=np.int64))

@@ -22,7 +22,7 @@ def operation_of(expr: Any) -> Operation:
     if function == "Pow" and expr.exp.is_Integer and expr.exp > 0:
         return "PROD", (expr.base,) * int(expr.exp)
     if function == "Mul" and any(map(_is_reciprocal, expr.args)):
-        return "FLOOR_DIV", _fraction(expr)
+        return "FLOOR_DIV", _numerator_and_denominator(expr)
     if function not in _OPERATIONS:
         raise NetworkError(f"the size {expr} cannot be computed in an engine: {function} is not supported")
     return _OPERATIONS[function](*expr.args)
@@ -39,7 +39,7 @@ def solve_for_symbol(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
     raise NetworkError(f"the size {symbol} cannot be read from any input of the engine")
 
 
-def readable_size(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, int] | None:
+def tensor_and_dim_of_size(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, int] | None:
     """Return the tensor and dim with a size that the network cannot compute from its inputs, for example a
     data-dependent size of an earlier engine; None if no tensor has this size."""
     if all(str(symbol) in ctx.symbols for symbol in expr.free_symbols):
@@ -48,7 +48,7 @@ def readable_size(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor
     return next(((tensor, dim) for tensor, dim, size in sizes if size == expr), None)
 
 
-def _fraction(expr: Any) -> tuple[Any, Any]:
+def _numerator_and_denominator(expr: Any) -> tuple[Any, Any]:
     """Return the numerator and denominator of an integer quotient, from its product of factors and reciprocals."""
     over = [a.base if a.is_Pow else sympy.Integer(a.q) for a in expr.args if _is_reciprocal(a)]
     above = [sympy.Integer(a.p) if a.is_Rational else a for a in expr.args if not _is_reciprocal(a) or a.is_Rational]

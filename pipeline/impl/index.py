@@ -43,7 +43,7 @@ def gather(net: Net, x: ITensor, indices: Value, dim: int) -> ITensor:
 def take_one(net: Net, x: ITensor, index: ITensor, dim: int) -> ITensor:
     """Select the element along a dim at a 0-d index, which may be negative; the dim is removed."""
     size = base.size(net, x, dim)
-    return take(net, x, wrap_negative(net, index, size), dim)
+    return take(net, x, wrap_negative_indices(net, index, size), dim)
 
 
 @block
@@ -64,7 +64,7 @@ def iota(net: Net, shape: Sequence[Size], steps: Sequence[Size], start: Size = 0
         return base.constant(net, _constant_iota(shape, steps, start))
     layer = net.add("fill", (1,) * len(shape), trt.FillOperation.LINSPACE, to_trt(torch.int64))
     layer.set_input(0, base.shape_tensor(net, shape))
-    layer.set_input(1, base.scalar_of(net, start))
+    layer.set_input(1, base.size_as_scalar(net, start))
     layer.set_input(2, base.shape_tensor(net, steps))
     return base.with_sizes(net, layer.get_output(0), shape)
 
@@ -77,7 +77,7 @@ def _constant_iota(shape: Sequence[int], steps: Sequence[int], start: int) -> to
 
 
 @block
-def wrap_negative(net: Net, indices: Value, size: Size) -> Value:
+def wrap_negative_indices(net: Net, indices: Value, size: Size) -> Value:
     """Add ``size`` to each negative index; constant indices need no layer."""
     if isinstance(indices, torch.Tensor):
         if not indices.numel() or int(indices.min()) >= 0:
@@ -97,7 +97,7 @@ def _broadcast_size(net: Net, size: Size, index: ITensor) -> ITensor:
     rank, dtype = base.rank(index), base.dtype_of(index)
     if isinstance(size, int):
         return base.tensor(net, size, dtype, rank=rank)
-    value = base.size_tensor(net, size) if rank else base.scalar_of(net, size)
+    value = base.size_tensor(net, size) if rank else base.size_as_scalar(net, size)
     return base.tensor(net, value, dtype, rank=rank)
 
 
@@ -125,7 +125,7 @@ def index(net: Net, x: ITensor, indices: Sequence[Value | None], non_negative: f
     axes = [i for i, each in enumerate(indices) if each is not None]
     sizes = base.known_sizes(net, x)
     exact = [s if s is not None else base.size(net, x, i) for i, s in enumerate(sizes)]
-    given = [indices[a] if a in non_negative else wrap_negative(net, indices[a], exact[a]) for a in axes]
+    given = [indices[a] if a in non_negative else wrap_negative_indices(net, indices[a], exact[a]) for a in axes]
     if len(axes) == 1:
         return take(net, x, given[0], axes[0])
     merged, place = merge_dims(net, x, axes, exact)

@@ -41,11 +41,11 @@ def masked_scatter(net: Net, x: ITensor, mask: Value, source: Value) -> ITensor:
     if 0 in base.dims(source):
         return x
     mask = base.expand(net, base.tensor(net, mask), base.known_sizes(net, x))
-    return _elementwise.where(net, mask, elements_in_order(net, mask, source), x, base.dtype_of(x))
+    return _elementwise.where(net, mask, place_where_true(net, mask, source), x, base.dtype_of(x))
 
 
 @block
-def elements_in_order(net: Net, mask: ITensor, source: Value) -> ITensor:
+def place_where_true(net: Net, mask: ITensor, source: Value) -> ITensor:
     """Return a tensor of the mask's shape with successive elements of ``source`` where the mask is true."""
     sizes = base.known_sizes(net, mask)
     length = size_product(base.known_sizes(net, source))
@@ -53,11 +53,11 @@ def elements_in_order(net: Net, mask: ITensor, source: Value) -> ITensor:
     if not isinstance(length, int) and bounds_of(net, length.expr)[0] < 1:
         more = torch.zeros(1, dtype=base.dtype_of(row))  # the source may be empty
         row = concatenate(net, [row, more], 0, base.dtype_of(row))
-    place = _elementwise.binary(net, "MAX", _selected_index(net, base.reshape(net, mask, [size_product(sizes)])), 0)
+    place = _elementwise.binary(net, "MAX", _index_among_true(net, base.reshape(net, mask, [size_product(sizes)])), 0)
     return base.reshape(net, take(net, row, place, 0), sizes)
 
 
-def _selected_index(net: Net, mask: ITensor) -> ITensor:
+def _index_among_true(net: Net, mask: ITensor) -> ITensor:
     """Return, for each element of a 1-d mask, the number of true elements up to it minus one."""
     dim = base.constant(net, np.array(0, dtype=np.int64))
     ones = base.cast(net, mask, torch.int32)
@@ -73,7 +73,7 @@ def select_by_mask(net: Net, x: ITensor, mask: Value, dim: int, count: Size) -> 
     sizes = base.known_sizes(net, mask)
     length = size_product(sizes)
     row = base.reshape(net, mask, [length])
-    target = _elementwise.where(net, row, _selected_index(net, row), base.size_tensor(net, length), torch.int64)
+    target = _elementwise.where(net, row, _index_among_true(net, row), base.size_tensor(net, length), torch.int64)
     zeros = base.expand(net, base.constant(net, np.array([0], dtype=np.int64)), [size_sum([length, 1])])
     target = base.with_sizes(net, target, [length])
     found = scatter(net, zeros, 0, target, iota(net, [length], [1]))

@@ -9,9 +9,9 @@ import torch
 from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block, fact
-from pipeline.impl.index import flatten_indices, take, wrap_negative
-from pipeline.impl.index_masks import elements_in_order
+from pipeline.impl.block_decorators import block, network_query
+from pipeline.impl.index import flatten_indices, take, wrap_negative_indices
+from pipeline.impl.index_masks import place_where_true
 from pipeline.impl.scatter import scatter_reduce, scatter_rows
 from pipeline.impl.shape import size_product
 from pipeline.network.net import Net
@@ -35,19 +35,19 @@ def index_put(
     own, others = sizes[: len(axes)], sizes[len(axes) :]
     table = base.reshape(net, moved, [size_product(own), *others])
     pairs = [(a, indices[a], size) for a, size in zip(axes, own, strict=True)]
-    given = [index if a in non_negative else wrap_negative(net, index, size) for a, index, size in pairs]
+    given = [index if a in non_negative else wrap_negative_indices(net, index, size) for a, index, size in pairs]
     place = flatten_indices(net, given, own)
     count = broadcast_sizes(net, [indices[a] for a in axes])
     source = _expand_values(net, values, base.dtype_of(x), axes, count, others)
     if accumulate:
-        written = _accumulate(net, table, place, source)
+        written = _add_at_positions(net, table, place, source)
     else:
         written = scatter_rows(net, table, base.tensor(net, place), source)
     back = base.reshape(net, written, sizes)
     return base.permute(net, back, [[*axes, *rest].index(i) for i in range(len(sizes))])
 
 
-@fact
+@network_query
 def broadcast_sizes(net: Net, tensors: Sequence[Value]) -> list[Size]:
     """Return the shape to which tensors broadcast together."""
     shapes: list[list[Size]] = [list(base.known_sizes(net, t)) for t in tensors]
@@ -57,18 +57,18 @@ def broadcast_sizes(net: Net, tensors: Sequence[Value]) -> list[Size]:
 
 
 def _expand_values(
-    net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], count: Sequence[Size], others: Sequence[Size]
+    net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], index_dims: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
-    """Expand values to the indices' dims, then the other dims; in eager, dims of adjacent indices stay in their
-    place."""
+    """Expand values to the shape [index dims, other dims]. In eager, the index dims of adjacent indices are in the
+    place of the indexed dims instead."""
     place = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
     value = base.tensor(net, values, dtype)
-    full = base.expand(net, value, [*others[:place], *count, *others[place:]])
-    n = len(count)
+    full = base.expand(net, value, [*others[:place], *index_dims, *others[place:]])
+    n = len(index_dims)
     return base.permute(net, full, [*range(place, place + n), *range(place), *range(place + n, n + len(others))])
 
 
-def _accumulate(net: Net, table: ITensor, position: Value, source: ITensor) -> ITensor:
+def _add_at_positions(net: Net, table: ITensor, position: Value, source: ITensor) -> ITensor:
     """Return ``table`` after ``table[position] += source``; for unique constant positions by gather and scatter."""
     others = base.known_sizes(net, table)[1:]
     if isinstance(position, torch.Tensor) and position.unique().numel() == position.numel():
@@ -90,7 +90,7 @@ def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumul
     value = base.tensor(net, values, base.dtype_of(x))
     place = base.rank(value) - trailing - 1
     if place >= 0 and base.dims(value)[place] != 1:
-        value = _place_values(net, x, mask, dim, value)
+        value = _place_values_by_mask(net, x, mask, dim, value)
     elif place >= 0 and covered == 0:
         value = base.squeeze(net, value, [place])
     elif place >= 0:  # one dim becomes ``covered`` dims of size 1
@@ -101,7 +101,7 @@ def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumul
     return _elementwise.where(net, mask, value, x, base.dtype_of(x))
 
 
-def _place_values(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> ITensor:
+def _place_values_by_mask(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> ITensor:
     """Return a tensor of the shape of ``x`` with the values, one for each selected element, in their positions."""
     rank, covered = base.rank(x), base.rank(mask)
     order = [*range(dim, dim + covered), *range(dim), *range(dim + covered, rank)]
@@ -114,4 +114,4 @@ def _place_values(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor
     count = base.known_sizes(net, values)[base.rank(values) - (rank - dim - covered) - 1]
     full = base.expand(net, values, [*others[:dim], count, *others[dim:]])
     rows = base.permute(net, full, [dim, *range(dim), *range(dim + 1, len(others) + 1)])
-    return base.permute(net, elements_in_order(net, mask, rows), [order.index(d) for d in range(rank)])
+    return base.permute(net, place_where_true(net, mask, rows), [order.index(d) for d in range(rank)])

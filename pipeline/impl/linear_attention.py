@@ -63,17 +63,17 @@ def linear_attention(
     length = expression(base.known_sizes(net, query)[2])
     longest = bounds_of(net, length)[1]
     if longest == 1:
-        results = _one_token(net, tokens, state)
+        results = _process_one_token(net, tokens, state)
     else:
         most = int(min(longest, CHUNK if by_head else CHANNEL_CHUNK))
         chunk = 1 << (most - 1).bit_length()
         most_tokens = longest if longest <= UNROLLED * chunk else length
-        results = _chunks(net, tokens, state, as_size(FloorDiv(most_tokens + chunk - 1, chunk)), chunk)
+        results = _by_chunks(net, tokens, state, as_size(FloorDiv(most_tokens + chunk - 1, chunk)), chunk)
     output, last = (base.cast(net, x, dtype) for x, dtype in zip(results, dtypes, strict=True))
     return output, last
 
 
-def _one_token(net: Net, token: TokenInputs, state: ITensor) -> tuple[ITensor, ITensor]:
+def _process_one_token(net: Net, token: TokenInputs, state: ITensor) -> tuple[ITensor, ITensor]:
     """Process a single token by products and float32 sums along the last dim; matmuls would round to TF32."""
     state = binary(net, "PROD", state, base.unary(net, "EXP", token.decay))
     value = _transpose(net, token.value)
@@ -84,7 +84,7 @@ def _one_token(net: Net, token: TokenInputs, state: ITensor) -> tuple[ITensor, I
     return _transpose(net, reduce(net, "SUM", binary(net, "PROD", state, token.query), [3], True)), state
 
 
-def _chunks(net: Net, tokens: TokenInputs, state: ITensor, count: Size, chunk: int) -> tuple[ITensor, ITensor]:
+def _by_chunks(net: Net, tokens: TokenInputs, state: ITensor, count: Size, chunk: int) -> tuple[ITensor, ITensor]:
     """Process tokens in ``count`` chunks of ``chunk`` tokens; padding tokens do not change the state."""
     batch, heads, length, _ = base.known_sizes(net, tokens.query)
     beta = None if tokens.beta is None else split_into_chunks(net, tokens.beta, 2, count, chunk)
@@ -95,7 +95,7 @@ def _chunks(net: Net, tokens: TokenInputs, state: ITensor, count: Size, chunk: i
     since = cumulative_sum(net, each.decay, 3, torch.float32)
     last, faded = narrow(net, since, 3, chunk - 1, 1), base.unary(net, "EXP", since)
     left = base.unary(net, "EXP", binary(net, "SUB", last, since))
-    scores = _decayed_scores(net, query, key, since, chunk, lowest=0)
+    scores = _decayed_scores(net, query, key, since, chunk, lag=0)
     read, decayed = binary(net, "PROD", query, faded), binary(net, "PROD", key, left)
     taken = [base.unary(net, "EXP", last)]
     if beta is not None:
@@ -124,15 +124,15 @@ def _transpose(net: Net, x: ITensor) -> ITensor:
     return base.permute(net, x, [*range(base.rank(x) - 2), base.rank(x) - 1, base.rank(x) - 2])
 
 
-def _decayed_scores(net: Net, query: ITensor, key: ITensor, since: ITensor, chunk: int, *, lowest: int) -> ITensor:
-    """Return scores, decayed by their tokens' distance; 0 for keys less than ``lowest`` tokens before the query."""
-    reads = base.constant(net, np.tri(chunk, k=-lowest, dtype=np.bool_), rank=base.rank(query))
-    if base.dims(since)[-1] == 1:
-        left = _decay_factor(net, since, _transpose(net, since), reads)
+def _decayed_scores(net: Net, query: ITensor, key: ITensor, log_decay: ITensor, chunk: int, *, lag: int) -> ITensor:
+    """Return scores, decayed by their tokens' distance; 0 for keys less than ``lag`` tokens before the query."""
+    reads = base.constant(net, np.tri(chunk, k=-lag, dtype=np.bool_), rank=base.rank(query))
+    if base.dims(log_decay)[-1] == 1:
+        left = _decay_factor(net, log_decay, _transpose(net, log_decay), reads)
         return binary(net, "PROD", _matmul(net, query, _transpose(net, key)), left)
     at = base.rank(query) - 1
-    query, later = (base.unsqueeze(net, x, [at]) for x in (query, since))
-    key, earlier = (base.unsqueeze(net, x, [at - 1]) for x in (key, since))
+    query, later = (base.unsqueeze(net, x, [at]) for x in (query, log_decay))
+    key, earlier = (base.unsqueeze(net, x, [at - 1]) for x in (key, log_decay))
     reads = base.unsqueeze(net, reads, [at + 1])
     decayed = binary(net, "PROD", binary(net, "PROD", query, key), _decay_factor(net, later, earlier, reads))
     return reduce(net, "SUM", decayed, [at + 1], False)
@@ -145,12 +145,12 @@ def _decay_factor(net: Net, later: ITensor, earlier: ITensor, is_read: ITensor) 
 
 
 def _solve_delta_rule(
-    net: Net, tokens: TokenInputs, beta: ITensor, since: ITensor, faded: ITensor, chunk: int
+    net: Net, tokens: TokenInputs, beta: ITensor, log_decay: ITensor, decay_factors: ITensor, chunk: int
 ) -> tuple[ITensor, ITensor]:
     """Solve the delta rule: return each chunk's values for a zero state, and the keys that multiply the state."""
     key = binary(net, "PROD", tokens.key, beta)
-    system = _invert_unit_triangle(net, _decayed_scores(net, key, tokens.key, since, chunk, lowest=1), chunk)
-    value, known = binary(net, "PROD", tokens.value, beta), binary(net, "PROD", key, faded)
+    system = _invert_unit_triangle(net, _decayed_scores(net, key, tokens.key, log_decay, chunk, lag=1), chunk)
+    value, known = binary(net, "PROD", tokens.value, beta), binary(net, "PROD", key, decay_factors)
     return _matmul(net, system, value), _matmul(net, system, known)
 
 

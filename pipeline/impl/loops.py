@@ -32,7 +32,7 @@ def run_steps(
     steps = base.known_sizes(net, inputs[0])[0]
     if isinstance(steps, int) and steps <= unroll:
         return _run_unrolled(net, step, inputs, state, range(steps)[:: -1 if reverse else 1])
-    count = base.cast(net, base.scalar_of(net, base.size(net, inputs[0], 0)), torch.int32)
+    count = base.cast(net, base.size_as_scalar(net, base.size(net, inputs[0], 0)), torch.int32)
     return _run_loop(net, step, inputs, state, count, reverse)
 
 
@@ -43,11 +43,11 @@ def in_float32(net: Net, value: Value) -> ITensor:
 
 
 @block
-def split_into_chunks(net: Net, x: ITensor, dim: int, count: Size, chunk: int) -> ITensor:
-    """Split a dim into ``count`` chunks along a new first dim, after padding it with zeros."""
+def split_into_chunks(net: Net, x: ITensor, dim: int, chunk_count: Size, chunk_length: int) -> ITensor:
+    """Split a dim into ``chunk_count`` chunks along a new first dim, after padding it with zeros."""
     sizes = base.known_sizes(net, x)
-    x = strided_slice(net, x, [dim], [0], [as_size(expression(count) * chunk)], mode="FILL")
-    x = base.reshape(net, x, [*sizes[:dim], count, chunk, *sizes[dim + 1 :]])
+    x = strided_slice(net, x, [dim], [0], [as_size(expression(chunk_count) * chunk_length)], mode="FILL")
+    x = base.reshape(net, x, [*sizes[:dim], chunk_count, chunk_length, *sizes[dim + 1 :]])
     return base.permute(net, x, [dim, *(i for i in range(len(sizes) + 1) if i != dim)])
 
 
@@ -68,20 +68,20 @@ def _run_loop(
     net: Net, step: Step, inputs: Sequence[ITensor], state: State, count: ITensor, reverse: bool
 ) -> tuple[ITensor, State]:
     loop = net.ctx.net.add_loop()
-    _name_boundary(net, "trip_limit", loop.add_trip_limit(count, trt.TripLimit.COUNT))
-    now = [_name_boundary(net, "iterator", loop.add_iterator(each, 0, reverse)).get_output(0) for each in inputs]
-    carried = [_name_boundary(net, "recurrence", loop.add_recurrence(s)) for s in state]
+    _name_loop_layer(net, "trip_limit", loop.add_trip_limit(count, trt.TripLimit.COUNT))
+    now = [_name_loop_layer(net, "iterator", loop.add_iterator(each, 0, reverse)).get_output(0) for each in inputs]
+    carried = [_name_loop_layer(net, "recurrence", loop.add_recurrence(s)) for s in state]
     current = tuple(layer.get_output(0) for layer in carried)
     output, following = step(now, current)
     for layer, value in zip(carried, following, strict=True):
         layer.set_input(1, value)
     order = trt.LoopOutput.REVERSE if reverse else trt.LoopOutput.CONCATENATE
-    outputs = _name_boundary(net, "loop_output", loop.add_loop_output(output, order, 0))
+    outputs = _name_loop_layer(net, "loop_output", loop.add_loop_output(output, order, 0))
     outputs.set_input(1, count)
     last = [loop.add_loop_output(value, trt.LoopOutput.LAST_VALUE, 0) for value in current]
-    return outputs.get_output(0), tuple(_name_boundary(net, "loop_output", v).get_output(0) for v in last)
+    return outputs.get_output(0), tuple(_name_loop_layer(net, "loop_output", v).get_output(0) for v in last)
 
 
-def _name_boundary(net: Net, kind: str, layer: Any) -> Any:
+def _name_loop_layer(net: Net, kind: str, layer: Any) -> Any:
     layer.name = net.ctx.make_unique_name(f"{net.name}:{kind}")
     return layer

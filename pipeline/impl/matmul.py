@@ -10,7 +10,7 @@ import torch
 from pipeline.impl import barriers, base
 from pipeline.impl.barriers import is_marked
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block, fact
+from pipeline.impl.block_decorators import block, network_query
 from pipeline.impl.elementwise import HALVES, arithmetic_dtype, binary
 from pipeline.impl.reduce import reduce
 from pipeline.impl.shape import bounds_of, size_sum, strided_slice
@@ -31,15 +31,15 @@ def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, may_be_em
 
 
 def _unrounded_matmul(
-    net: Net, a: Value, b: Value, *, transpose_b: bool = False, may_be_empty: bool = True, outer: bool = True
+    net: Net, a: Value, b: Value, *, transpose_b: bool = False, may_be_empty: bool = True, outer_product: bool = True
 ) -> ITensor:
-    """Return a matmul before its rounding: in float32 if half precision is expressed in it (`_is_widened`)."""
-    op_a, op_b = _operation(base.rank(a), False), _operation(base.rank(b), transpose_b)
+    """Return a matmul before rounding: float32 if half precision is expressed in float32 (`_expressed_in_float32`)."""
+    op_a, op_b = _matrix_operation(base.rank(a), False), _matrix_operation(base.rank(b), transpose_b)
     batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT requires equal ranks
     x = base.tensor(net, a, rank=batch + min(base.rank(a), 2))
     y = base.tensor(net, b, rank=batch + min(base.rank(b), 2))
     dtype = base.dtype_of(x)
-    if _is_widened(net, dtype):
+    if _expressed_in_float32(net, dtype):
         x, y = (base.cast(net, v, torch.float32) for v in (x, y))
     if not dtype.is_floating_point:
         x, y = (base.cast(net, v, arithmetic_dtype(dtype)) for v in (x, y))
@@ -47,14 +47,14 @@ def _unrounded_matmul(
         return base.cast(net, _integer_matmul(net, x, y, op_a, op_b), dtype)
     if base.dims(x) == base.dims(y) == (0,):  # RTX 1.4 does not build a matmul of two empty vectors
         row, column = base.unsqueeze(net, x, [0]), base.unsqueeze(net, y, [1])
-        return base.squeeze(net, _add_layer(net, row, column), [0, 1])
+        return base.squeeze(net, _add_matmul_layer(net, row, column), [0, 1])
     dims = (base.rank(x) - 1, base.rank(y) - 1 - (op_b == trt.MatrixOperation.NONE))
-    if outer and base.known_sizes(net, x)[dims[0]] == base.known_sizes(net, y)[dims[1]] == 1:
+    if outer_product and base.known_sizes(net, x)[dims[0]] == base.known_sizes(net, y)[dims[1]] == 1:
         return base.cast(net, _outer_product(net, (a, x), (b, y), op_a, op_b), dtype)
     longer = _padded_length(net, (x, y), dims, may_be_empty)
     if longer is not None:
         x, y = (strided_slice(net, v, [d], [0], [longer], mode="FILL") for v, d in zip((x, y), dims, strict=True))
-    product = _add_layer(net, x, y, op_a, op_b)
+    product = _add_matmul_layer(net, x, y, op_a, op_b)
     if isinstance(a, trt.ITensor) and isinstance(b, trt.ITensor):
         is_dynamic = -1 in (*base.dims(product)[-2:], base.dims(x)[dims[0]])  # so its kernel may be that of another
         confused = is_dynamic and is_marked(net, CONFUSED, matmul_neighbours.OF_SIZES)
@@ -62,8 +62,8 @@ def _unrounded_matmul(
     return base.cast(net, product, dtype)
 
 
-@fact
-def _is_widened(net: Net, dtype: torch.dtype) -> bool:
+@network_query
+def _expressed_in_float32(net: Net, dtype: torch.dtype) -> bool:
     """Return whether matmuls of this dtype are expressed in float32, which TensorRT runs in half precision with float32
     accumulation. A bias must then be added after rounding, or TensorRT keeps the weights in float32."""
     asked = net.ctx.compilation_settings.use_fp32_acc
@@ -95,16 +95,16 @@ def _padded_length(net: Net, operands: Sequence[ITensor], dims: Sequence[int], m
     return base.elementwise(net, "SUM", base.size(net, operands[0], dims[0]), base.size_tensor(net, 1))
 
 
-def _add_layer(
+def _add_matmul_layer(
     net: Net,
     x: ITensor,
     y: ITensor,
     op_a: trt.MatrixOperation = trt.MatrixOperation.NONE,
     op_b: trt.MatrixOperation = trt.MatrixOperation.NONE,
 ) -> ITensor:
-    """Add a matmul layer. Mark its float32 result if its kernel must not round to half precision, so that `base.cast`
-    adds a barrier (`halves-behind-matmuls`): RTX 1.4 refuses such kernels in float16, and returns garbage in bfloat16,
-    with two or more batch dims, and, in float16, if an operand was computed in float32."""
+    """Add a matmul layer. If its kernel must not round the float32 result to half precision, record this, so that
+    `base.cast` adds a barrier (`halves-behind-matmuls`). With two or more batch dims, RTX 1.4 builds no such kernel in
+    float16, and a wrong one in bfloat16; in float16 also if an operand was computed in float32."""
     product: ITensor = net.add("matrix_multiply", x, op_a, y, op_b).get_output(0)
     if product.dtype == trt.float32 and is_avoided(base.ROUNDED):
         if base.rank(product) > 3:
@@ -115,24 +115,24 @@ def _add_layer(
 
 
 @block
-def separate_transpose(net: Net, x: Value, name: str = "") -> Value:
+def separate_transpose(net: Net, x: Value, tensor_name: str = "") -> Value:
     """Add a barrier to a transposed operand or result of a matmul: TensorRT-RTX computes such a matmul transposed, and
-    may use an operand's first batch for all batches (`transposed-matmuls`). ``name`` is the tensor's name in the node's
-    marks; without a name no mark is needed."""
-    row = _transpose_bug(x)
-    if not isinstance(x, trt.ITensor) or not row or (name and not is_marked(net, row, name)):
+    may use a batch's first matrix for the whole batch (`transposed-matmuls`). With ``tensor_name``, add it only if
+    the node's marks name this tensor."""
+    row = _transposed_matmul_bug(x)
+    if not isinstance(x, trt.ITensor) or not row or (tensor_name and not is_marked(net, row, tensor_name)):
         return x
     batches = base.dims(x)[:-2]
     return base.barrier(net, x, row) if batches and batches[0] != 1 else x
 
 
-def _transpose_bug(x: Value) -> str:
+def _transposed_matmul_bug(x: Value) -> str:
     """Return the name of the kernel bug of transposed matmuls for this tensor's dtype; "" if there is none."""
     dtype = base.dtype_of(x)
     return "transposed-matmuls" if dtype in HALVES else "transposed-float32-matmuls" if dtype == torch.float32 else ""
 
 
-def _operation(rank: int, transpose: bool) -> trt.MatrixOperation:
+def _matrix_operation(rank: int, transpose: bool) -> trt.MatrixOperation:
     if rank == 1:
         return trt.MatrixOperation.VECTOR
     return trt.MatrixOperation.TRANSPOSE if transpose else trt.MatrixOperation.NONE
@@ -173,12 +173,12 @@ def _integer_matmul(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation,
 
 
 @block
-def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer: bool = True) -> ITensor:
-    """Return ``x @ weight.T + bias``; TensorRT transposes the weight. ``outer``: multiply elementwise if K is 1."""
-    result = _unrounded_matmul(net, x, weight, transpose_b=base.rank(weight) == 2, outer=outer)
+def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer_product: bool = True) -> ITensor:
+    """Return ``x @ weight.T + bias``. ``outer_product``: multiply elementwise if the contracted dim has size 1."""
+    result = _unrounded_matmul(net, x, weight, transpose_b=base.rank(weight) == 2, outer_product=outer_product)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))
-    row = _transpose_bug(result)
+    row = _transposed_matmul_bug(result)
     if is_marked(net, row, matmul_neighbours.RESULT):
         return base.barrier(net, result, row)
     confused = -1 not in base.dims(result) and is_marked(net, CONFUSED, matmul_neighbours.BESIDE_SIZES)

@@ -47,13 +47,13 @@ def _reshape_coefficient(net: Net, value: Value | None, shape: Shape, default: f
 
 
 @block
-def layer_norm(net: Net, x: ITensor, normalized: int, weight: Value | None, bias: Value | None, eps: float) -> ITensor:
-    """Normalize over the last ``normalized`` dims, with a weight for each of their elements."""
+def layer_norm(net: Net, x: ITensor, dim_count: int, weight: Value | None, bias: Value | None, eps: float) -> ITensor:
+    """Normalize over the last ``dim_count`` dims, with a weight for each of their elements."""
     rank = base.rank(x)
-    axes = range(rank - normalized, rank)
+    axes = range(rank - dim_count, rank)
     given = next((v for v in (weight, bias) if v is not None), None)
-    last = (1,) * normalized if given is None else base.dims(given)
-    return normalize(net, x, axes, weight, bias, (*(1,) * (rank - normalized), *last), eps)
+    last = (1,) * dim_count if given is None else base.dims(given)
+    return normalize(net, x, axes, weight, bias, (*(1,) * (rank - dim_count), *last), eps)
 
 
 @block
@@ -108,12 +108,12 @@ def split_groups(net: Net, x: ITensor, groups: int) -> ITensor:
 
 
 @block
-def rms_norm(net: Net, x: ITensor, normalized: int, weight: Value | None, eps: float) -> ITensor:
-    """Return ``x / sqrt(mean(x²) + eps) * weight``, with the mean over the last ``normalized`` dims; round once."""
+def rms_norm(net: Net, x: ITensor, dim_count: int, weight: Value | None, eps: float) -> ITensor:
+    """Return ``x / sqrt(mean(x²) + eps) * weight``, with the mean over the last ``dim_count`` dims; round once."""
     rank = base.rank(x)
     wide = base.cast(net, x, torch.float32)
     square = base.elementwise(net, "PROD", wide, wide)
-    root = _reciprocal_root(net, _mean(net, square, range(rank - normalized, rank)), eps)
+    root = _reciprocal_root(net, _mean(net, square, range(rank - dim_count, rank)), eps)
     result = base.elementwise(net, "DIV", wide, root)
     if weight is not None:
         factor = base.tensor(net, weight, base.dtype_of(result), rank=rank)

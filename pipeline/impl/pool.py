@@ -1,6 +1,6 @@
-"""Add pooling over the last one, two or three dims by TensorRT's layer; averages are computed in float32.
-The layer does not support dilation, adaptive pooling, integers or returned indices: these variants gather the elements
-of each window along a new dim and reduce it, dim by dim."""
+"""Add pooling over the last one, two or three dims; averages are computed in float32.
+TensorRT's layer does not support dilation, adaptive pooling, integers or returned indices. For these, the elements of
+each window are gathered along a new dim, which is then reduced, one pooled dim after another."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
 
 @block
 def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, divisor: int | None) -> ITensor:
-    """Return the mean of each window, or its sum divided by ``divisor``; padding may count. RTX 1.4 and 1.6.1 merge two
-    averages of a tensor that differ only in whether padding counts (`merged-averages`)."""
+    """Return the mean of each window, or its sum divided by ``divisor``; padding may count. A barrier keeps RTX 1.4 and
+    1.6.1 from merging two averages that differ only in whether padding counts (`merged-averages`)."""
     wide, padding = base.cast(net, x, torch.float32), windows.padding
     if windows.is_single and divisor is None:
         return base.cast(net, reduce(net, "AVG", wide, _window_dims(x, windows), True), base.dtype_of(x))
     if divisor is not None:
         # pad with zeros, so that every window is full and its sum is its mean times its volume
-        wide = pad_border(net, wide, padding, [p + e for p, e in zip(padding, windows.excess, strict=True)])
+        wide = pad_border(net, wide, padding, [p + e for p, e in zip(padding, windows.overhangs, strict=True)])
         windows = windows.without_border()
-    elif count_include_pad and any(padding) and (windows.rounds_up or any(windows.excess)):
+    elif count_include_pad and any(padding) and (windows.rounds_up or any(windows.overhangs)):
         # the declared border counts; elements beyond it do not
         wide, padding = pad_border(net, wide, padding, padding), [0] * len(padding)
     padding = [0] * len(padding) if divisor else padding
@@ -75,7 +75,7 @@ def _add_layer(net: Net, x: ITensor, windows: Windows, kind: trt.PoolingType, pa
     pool = net.add("pooling_nd", x, kind, (1,) * flat + tuple(windows.kernel))
     pool.stride_nd = (1,) * flat + tuple(windows.stride)
     pool.pre_padding = (0,) * flat + tuple(padding)
-    pool.post_padding = (0,) * flat + tuple(p + e for p, e in zip(padding, windows.excess, strict=True))
+    pool.post_padding = (0,) * flat + tuple(p + e for p, e in zip(padding, windows.overhangs, strict=True))
     if windows.rounds_up:
         pool.padding_mode = trt.PaddingMode.EXPLICIT_ROUND_UP
     return pool
@@ -122,7 +122,7 @@ def gather_argmax(net: Net, x: ITensor, positions: Sequence[Array], sizes: Seque
         candidates = [_window_element(net, value, index, dim, rows[:, j], step) for j in range(rows.shape[1])]
         value, index = candidates[0]
         for other in candidates[1:]:
-            value, index = _higher(net, value, index, *other)
+            value, index = _larger(net, value, index, *other)
         step *= size
     assert index is not None
     index = base.expand(net, index, base.sizes(net, value))
@@ -156,7 +156,7 @@ def _window_element(
     return value, base.elementwise(net, "SUM", before, here)
 
 
-def _higher(net: Net, value: ITensor, index: ITensor, other: ITensor, other_index: ITensor) -> tuple[ITensor, ITensor]:
+def _larger(net: Net, value: ITensor, index: ITensor, other: ITensor, other_index: ITensor) -> tuple[ITensor, ITensor]:
     """Return the larger of two elements and its index; NaN counts as the largest."""
     higher = base.elementwise(net, "GREATER", other, value)
     if base.dtype_of(other).is_floating_point:

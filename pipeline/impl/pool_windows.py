@@ -87,7 +87,7 @@ class Windows:
     ceil_mode: bool = False
 
     @property
-    def static(self) -> bool:
+    def has_static_sizes(self) -> bool:
         return None not in self.sizes
 
     @property
@@ -99,10 +99,10 @@ class Windows:
     @property
     def rounds_up(self) -> bool:
         """Whether the last window may extend beyond the padding, by a length that is known only at run time."""
-        return self.ceil_mode and not self.static
+        return self.ceil_mode and not self.has_static_sizes
 
     @property
-    def excess(self) -> list[int]:
+    def overhangs(self) -> list[int]:
         """The number of elements by which the last window extends beyond the padding, per dim; 0 if unknown."""
         rows = zip(self.sizes, self.results, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return [
@@ -118,20 +118,20 @@ class Windows:
         """Return, for each dim, a matrix with a row per window: the input positions of the window's elements."""
         rows = zip(self.sizes, self.results, self.kernel, self.stride, self.padding, self.dilation, strict=True)
         return [
-            _position_rows([[o * s - p + j * d for j in range(k)] for o in range(result)], size)
+            _matrix_of_positions([[o * s - p + j * d for j in range(k)] for o in range(result)], size)
             for size, result, k, s, p, d in rows
             if size is not None and result is not None
         ]
 
 
-def adaptive_positions(size: int, result: int) -> np.ndarray[Any, Any]:
-    """Return the positions of elements in ``result`` windows of nearly equal size that cover a dim, in rows."""
-    starts = [i * size // result for i in range(result)]
-    ends = [-(-(i + 1) * size // result) for i in range(result)]
-    return _position_rows([list(range(a, b)) for a, b in zip(starts, ends, strict=True)], size)
+def adaptive_positions(input_size: int, result_size: int) -> np.ndarray[Any, Any]:
+    """Return the positions of elements in ``result_size`` windows of nearly equal size that cover a dim, in rows."""
+    starts = [i * input_size // result_size for i in range(result_size)]
+    ends = [-(-(i + 1) * input_size // result_size) for i in range(result_size)]
+    return _matrix_of_positions([list(range(a, b)) for a, b in zip(starts, ends, strict=True)], input_size)
 
 
-def _position_rows(positions: list[list[int]], size: int) -> np.ndarray[Any, Any]:
+def _matrix_of_positions(positions: list[list[int]], size: int) -> np.ndarray[Any, Any]:
     """Return a matrix of the positions inside the input, a row per window; a short row repeats its last position."""
     inside = [[p for p in row if 0 <= p < size] for row in positions]
     longest = max(map(len, inside), default=1)

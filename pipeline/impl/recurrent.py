@@ -44,7 +44,7 @@ def _hidden_gates(net: Net, input: ITensor, state: State, weights: Weights) -> I
 def _multiply_state(net: Net, state: ITensor, weight: Value, bias: Value | None) -> ITensor:
     """Multiply a state by a weight. A matmul with K = 1 is not computed elementwise here, since TensorRT would repeat
     it in each later gate and step (31 MB for a GRU of eight steps)."""
-    return linear(net, state, weight, bias, outer=False)
+    return linear(net, state, weight, bias, outer_product=False)
 
 
 def _elman_cell(activate: Callable[[Net, ITensor], ITensor]) -> Cell:
@@ -98,12 +98,12 @@ def recurrent(
     states: Sequence[Value],
     weights: Sequence[Weights],
     bidirectional: bool,
-    is_inside: ITensor | None = None,
+    in_sequence: ITensor | None = None,
 ) -> tuple[ITensor, ...]:
     """Run all layers of a recurrent module.
 
     x: [steps, batch, features]. states: each [layers * directions, batch, hidden]. weights: by layer, then direction.
-    is_inside: bool [steps, batch, 1], whether a step is within its sequence; later steps keep the state and output 0.
+    in_sequence: bool [steps, batch, 1], whether a step is within its sequence; later steps keep the state and output 0.
     Return the output [steps, batch, directions * hidden] and the last states, in the shapes of ``states``.
     """
     x, directions = base.tensor(net, x), 1 + bidirectional
@@ -114,7 +114,7 @@ def recurrent(
         for direction in range(directions):
             at = index + direction
             state = tuple(slice.select(net, s, 0, at) for s in first)
-            output, state = _run_layer(net, cell, x, state, weights[at], is_inside, reverse=direction == 1)
+            output, state = _run_layer(net, cell, x, state, weights[at], in_sequence, reverse=direction == 1)
             outputs.append(output)
             last.append(state)
         x = outputs[0] if directions == 1 else concatenate(net, outputs, -1, base.dtype_of(x))
@@ -122,7 +122,7 @@ def recurrent(
 
 
 def _run_layer(
-    net: Net, cell: Cell, x: ITensor, state: State, weights: Weights, is_inside: ITensor | None, *, reverse: bool
+    net: Net, cell: Cell, x: ITensor, state: State, weights: Weights, in_sequence: ITensor | None, *, reverse: bool
 ) -> tuple[ITensor, State]:
     """Run one layer in one direction, from inputs [steps, batch, features] to outputs [steps, batch, hidden]."""
     given = linear(net, x, weights.input, weights.biases[0])
@@ -131,10 +131,10 @@ def _run_layer(
 
     def step(now: Sequence[ITensor], state: State) -> tuple[ITensor, State]:
         following = cell.step(net, now[0], state, weights)
-        if is_inside is None:
+        if in_sequence is None:
             return following[0], following
         kept = tuple(where(net, now[1], new, old) for new, old in zip(following, state, strict=True))
         return where(net, now[1], following[0], 0.0, base.dtype_of(following[0])), kept
 
-    taken = [given] if is_inside is None else [given, is_inside]
+    taken = [given] if in_sequence is None else [given, in_sequence]
     return run_steps(net, step, taken, state, reverse=reverse)

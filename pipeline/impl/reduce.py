@@ -14,7 +14,7 @@ from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import arithmetic_dtype, compare, compare_or_equal, layer, logical_not, where, wide_dtype
-from pipeline.impl.empty import may_leave_unwritten
+from pipeline.impl.empty import may_leave_results_unwritten
 from pipeline.impl.shape import concatenate, size_product, strided_slice
 from pipeline.impl.unary import absolute, to_float32
 from pipeline.network.context import SymbolicInt
@@ -24,7 +24,7 @@ from pipeline.trt import trt
 Dims = Sequence[int] | int | None
 
 
-def all_dims(dim: Dims, rank: int) -> tuple[int, ...]:
+def reduced_dims(dim: Dims, rank: int) -> tuple[int, ...]:
     """Return the non-negative indices of dims; all dims of the tensor if none are given."""
     if rank == 0:
         return ()
@@ -48,7 +48,7 @@ def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: b
 
 def _reduce_in_steps(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
     known = base.known_sizes(net, x)
-    empty = [d for d in dims if may_leave_unwritten(net, known[d])]
+    empty = [d for d in dims if may_leave_results_unwritten(net, known[d])]
     if not empty:
         return _add_layer(net, operation, x, dims, keepdim)
     adds, dtype = "SUM" if operation == "AVG" else operation, base.dtype_of(x)
@@ -84,13 +84,13 @@ def neutral_element(operation: str, dtype: torch.dtype) -> int | float:
 def total(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool, dtype: torch.dtype) -> ITensor:
     """Return the ``SUM``, ``PROD`` or ``AVG`` over dims in ``dtype``; half precision accumulates in float32."""
     value = base.cast(net, base.tensor(net, x, dtype), wide_dtype(dtype))
-    return base.cast(net, reduce(net, operation, value, all_dims(dim, base.rank(x)), keepdim), dtype)
+    return base.cast(net, reduce(net, operation, value, reduced_dims(dim, base.rank(x)), keepdim), dtype)
 
 
 @block
 def extremum(net: Net, operation: str, x: Value, dim: Dims, keepdim: bool) -> ITensor:
     """Return the ``MAX`` or ``MIN`` over dims (any or all of bools). NaN propagates; TensorRT's layer ignores it."""
-    dtype, dims = base.dtype_of(x), all_dims(dim, base.rank(x))
+    dtype, dims = base.dtype_of(x), reduced_dims(dim, base.rank(x))
     value = base.tensor(net, x, arithmetic_dtype(dtype))
     result = base.cast(net, reduce(net, operation, value, dims, keepdim), dtype)
     if not dtype.is_floating_point or not dims:
@@ -107,7 +107,7 @@ def any_nan(net: Net, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor
 @block
 def any_nonzero(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
     count = base.cast(net, base.tensor(net, x, torch.bool), torch.int32)
-    found = reduce(net, "SUM", count, all_dims(dim, base.rank(x)), keepdim)
+    found = reduce(net, "SUM", count, reduced_dims(dim, base.rank(x)), keepdim)
     return layer(net, "GREATER", found, 0, torch.int32)
 
 
@@ -118,9 +118,9 @@ def all_nonzero(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
 
 
 @block
-def variance(net: Net, x: Value, dim: Dims, correction: float, keepdim: bool) -> tuple[ITensor, ITensor]:
+def variance_and_mean(net: Net, x: Value, dim: Dims, correction: float, keepdim: bool) -> tuple[ITensor, ITensor]:
     """Return the variance over dims (the divisor is the number of elements minus ``correction``), and the mean."""
-    value, dims = to_float32(net, x), all_dims(dim, base.rank(x))
+    value, dims = to_float32(net, x), reduced_dims(dim, base.rank(x))
     mean = reduce(net, "AVG", value, dims, keepdim=True)
     centred = base.elementwise(net, "SUB", value, mean)
     square = base.elementwise(net, "PROD", centred, centred)
@@ -135,9 +135,9 @@ def _degrees_of_freedom(net: Net, x: Value, dims: tuple[int, ...], correction: f
     if all(isinstance(s, int | SymbolicInt) for s in sizes):
         count: Value = size_product([s for s in sizes if s is not None])
     else:
-        count = base.scalar_of(net, base.size(net, x, dims[0]))
+        count = base.size_as_scalar(net, base.size(net, x, dims[0]))
         for d in dims[1:]:
-            count = base.elementwise(net, "PROD", count, base.scalar_of(net, base.size(net, x, d)))
+            count = base.elementwise(net, "PROD", count, base.size_as_scalar(net, base.size(net, x, d)))
     if isinstance(count, int):
         return float(max(0, count - correction))
     less = layer(net, "SUB", base.tensor(net, count, torch.float32), float(correction), torch.float32)
@@ -147,7 +147,7 @@ def _degrees_of_freedom(net: Net, x: Value, dims: tuple[int, ...], correction: f
 @block
 def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> ITensor:
     """Return the norm of an order over dims; inf and -inf: the largest and smallest magnitude, 0: the nonzero count."""
-    value, dims = absolute(net, to_float32(net, x)), all_dims(dim, base.rank(x))
+    value, dims = absolute(net, to_float32(net, x)), reduced_dims(dim, base.rank(x))
     if math.isinf(order):
         return extremum(net, "MAX" if order > 0 else "MIN", value, dims, keepdim)
     if order == 0:
@@ -166,7 +166,7 @@ def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> I
 @block
 def log_sum_exp(net: Net, x: Value, dim: Dims, keepdim: bool) -> ITensor:
     """Return ``log(sum(exp(x)))`` over dims; the largest element is factored out, so that nothing overflows."""
-    value, dims = to_float32(net, x), all_dims(dim, base.rank(x))
+    value, dims = to_float32(net, x), reduced_dims(dim, base.rank(x))
     largest = reduce(net, "MAX", value, dims, keepdim=True)
     largest = where(net, base.unary(net, "ISINF", largest), 0.0, largest)
     powers = base.unary(net, "EXP", base.elementwise(net, "SUB", value, largest))

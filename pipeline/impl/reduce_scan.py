@@ -1,5 +1,6 @@
-"""Add cumulative operators along a dim: sums by TensorRT's Cumulative layer, others by a parallel scan.
-The others are products, extrema and log-sum-exp. A scan combines elements with those 1, 2, 4, … positions before."""
+"""Add cumulative operators (scans) along a dim, such as cumsum and cummax.
+TensorRT's Cumulative layer computes sums. Products, extrema and log-sum-exp use a parallel scan, which combines each
+element with the element 1, 2, 4, … positions before it."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ def cumulative_product(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITen
     length = _dim_length(net, x, dim)
     value = base.cast(net, base.tensor(net, x, dtype), wide_dtype(dtype))
     one = base.tensor(net, 1, base.dtype_of(value))
-    for step in _distances(net, length):
-        before = _shift(net, value, dim, step, length, one)
+    for step in _scan_distances(net, length):
+        before = _shift_along_dim(net, value, dim, step, length, one)
         value = base.elementwise(net, "PROD", before, value)
     return base.cast(net, value, dtype)
 
@@ -48,11 +49,11 @@ def cumulative_extremum(net: Net, largest: bool, x: Value, dim: int) -> tuple[IT
     """Return the cumulative maximum (or minimum) along a dim and the index of its last occurrence."""
     dtype, length = base.dtype_of(x), _dim_length(net, x, dim)
     value = base.tensor(net, x, arithmetic_dtype(dtype))
-    index = _positions(net, value, dim, length)
-    for step in _distances(net, length):
-        earlier_value = _shift(net, value, dim, step, length, None)
-        earlier_index = _shift(net, index, dim, step, length, None)
-        later = _replaces(net, value, earlier_value, "GREATER" if largest else "LESS")
+    index = _positions_along_dim(net, value, dim, length)
+    for step in _scan_distances(net, length):
+        earlier_value = _shift_along_dim(net, value, dim, step, length, None)
+        earlier_index = _shift_along_dim(net, index, dim, step, length, None)
+        later = _is_new_extremum(net, value, earlier_value, "GREATER" if largest else "LESS")
         value = where(net, later, value, earlier_value)
         index = where(net, later, index, earlier_index)
     return base.cast(net, value, dtype), index
@@ -63,8 +64,8 @@ def cumulative_log_sum_exp(net: Net, x: Value, dim: int) -> ITensor:
     """Return the cumulative log-sum-exp along a dim in float32, without overflow."""
     length, value = _dim_length(net, x, dim), base.tensor(net, x, torch.float32)
     none = base.tensor(net, -math.inf, torch.float32)
-    for step in _distances(net, length):
-        before = _shift(net, value, dim, step, length, none)
+    for step in _scan_distances(net, length):
+        before = _shift_along_dim(net, value, dim, step, length, none)
         larger = base.elementwise(net, "MAX", before, value)
         larger = where(net, base.unary(net, "ISINF", larger), 0.0, larger)
         first, second = (base.unary(net, "EXP", base.elementwise(net, "SUB", v, larger)) for v in (before, value))
@@ -73,7 +74,7 @@ def cumulative_log_sum_exp(net: Net, x: Value, dim: int) -> ITensor:
     return value
 
 
-def _replaces(net: Net, later: ITensor, earlier: ITensor, operation: str) -> ITensor:
+def _is_new_extremum(net: Net, later: ITensor, earlier: ITensor, operation: str) -> ITensor:
     """Return whether the later element becomes the new extremum: it is NaN, or at least as extreme."""
     equal = base.elementwise(net, "EQUAL", later, earlier)
     wins = base.elementwise(net, "OR", base.elementwise(net, operation, later, earlier), equal)
@@ -82,7 +83,7 @@ def _replaces(net: Net, later: ITensor, earlier: ITensor, operation: str) -> ITe
     return base.elementwise(net, "OR", wins, base.unary(net, "ISNAN", later))
 
 
-def _positions(net: Net, x: ITensor, dim: int, length: Size) -> ITensor:
+def _positions_along_dim(net: Net, x: ITensor, dim: int, length: Size) -> ITensor:
     rank = base.rank(x)
     if rank == 0:
         return base.tensor(net, 0, torch.int64)
@@ -100,13 +101,13 @@ def _dim_length(net: Net, x: Value, dim: int) -> Size:
     return base.size(net, x, dim) if known is None else known
 
 
-def _distances(net: Net, length: Size) -> list[int]:
+def _scan_distances(net: Net, length: Size) -> list[int]:
     """Return the distances 1, 2, 4, … below the dim's maximum size; a scan has a round of layers for each distance."""
     longest = LONGEST if isinstance(length, trt.ITensor) else bounds_of(net, expression(length))[1]
     return [1 << k for k in range(int(min(max(longest, 1), LONGEST) - 1).bit_length())]
 
 
-def _shift(net: Net, x: ITensor, dim: int, step: int, length: Size, fill: ITensor | None) -> ITensor:
+def _shift_along_dim(net: Net, x: ITensor, dim: int, step: int, length: Size, fill: ITensor | None) -> ITensor:
     """Shift by ``step`` positions along a dim; the first positions get ``fill``, or the first element if it is None."""
     mode = "CLAMP" if fill is None else "FILL"
     axis = base.axis(dim, base.rank(x))

@@ -1,5 +1,6 @@
-"""Resize the last dims, and sample at given coordinates, by TensorRT's layers or by weighted sums.
-Sums are used where a layer's coordinates differ from eager's: of elements at fixed positions (taps), dim by dim."""
+"""Resize the last dims, and sample at given coordinates, by TensorRT's layers.
+If a layer's coordinates differ from eager's, each element of the result is instead a weighted sum of some elements of
+the input, at positions (taps) that are known at build time; this is done dim by dim."""
 
 from __future__ import annotations
 
@@ -96,14 +97,14 @@ def resize_by_taps(
     net: Net,
     x: ITensor,
     options: Resize,
-    before: Sequence[int | None],
-    after: Sequence[Any],
+    input_sizes: Sequence[int | None],
+    result_sizes: Sequence[Any],
     scales: Sequence[float | None],
 ) -> ITensor:
-    """Resize the last dims from sizes ``before`` to ``after`` by weighted sums; None leaves a dim unchanged."""
-    dtype, first = base.dtype_of(x), base.rank(x) - len(before)
+    """Resize the last dims from ``input_sizes`` to ``result_sizes`` by weighted sums; None leaves a dim unchanged."""
+    dtype, first = base.dtype_of(x), base.rank(x) - len(input_sizes)
     result = x if options.is_nearest else base.cast(net, x, torch.float32)
-    for i, (size, wanted, scale) in enumerate(zip(before, after, scales, strict=True)):
+    for i, (size, wanted, scale) in enumerate(zip(input_sizes, result_sizes, scales, strict=True)):
         if size is not None:
             places, weights = _taps(options, size, wanted, scale)
             result = _weighted_gather(net, result, first + i, places, None if options.is_nearest else weights)
@@ -120,16 +121,16 @@ def _weighted_gather(net: Net, x: ITensor, dim: int, positions: Array, weights: 
     return reduce(net, "SUM", weighted, [dim + 1], False)
 
 
-def _taps(options: Resize, before: int, after: int, scale: float | None) -> Taps:
+def _taps(options: Resize, input_size: int, result_size: int, scale: float | None) -> Taps:
     """Return the input positions for each element of a resized dim, and the weight of each position."""
-    step = _sample_distance(options, before, after, scale)
-    index = np.arange(after, dtype=F)
+    step = _sample_distance(options, input_size, result_size, scale)
+    index = np.arange(result_size, dtype=F)
     if options.antialias:
-        return _antialiased_taps(options, before, step, index)
+        return _antialiased_taps(options, input_size, step, index)
     if options.mode == "nearest":
-        return _clamp_positions(np.floor(index * step)[:, None], np.ones((after, 1), F), before)
+        return _clamp_positions(np.floor(index * step)[:, None], np.ones((result_size, 1), F), input_size)
     if options.mode == "nearest-exact":
-        return _clamp_positions(np.floor((index + F(0.5)) * step)[:, None], np.ones((after, 1), F), before)
+        return _clamp_positions(np.floor((index + F(0.5)) * step)[:, None], np.ones((result_size, 1), F), input_size)
     origin = index * step if options.align_corners else (index + F(0.5)) * step - F(0.5)
     if options.mode == "linear":
         origin = np.maximum(origin, F(0))
@@ -137,14 +138,14 @@ def _taps(options: Resize, before: int, after: int, scale: float | None) -> Taps
     part = (origin - floor)[:, None]
     taps = np.array([0, 1], F) if options.mode == "linear" else np.array([-1, 0, 1, 2], F)
     weight = _linear_kernel if options.mode == "linear" else _cubic_kernel
-    return _clamp_positions(floor[:, None] + taps, weight(part - taps, -0.75), before)
+    return _clamp_positions(floor[:, None] + taps, weight(part - taps, -0.75), input_size)
 
 
-def _sample_distance(options: Resize, before: int, after: int, scale: float | None) -> Any:
+def _sample_distance(options: Resize, input_size: int, result_size: int, scale: float | None) -> Any:
     """Return the distance in the input between neighbouring elements of the result, in float32 as in eager."""
     if options.align_corners:
-        return F((before - 1) / (after - 1)) if after > 1 else F(0)
-    return F(before / after) if scale is None else F(1 / scale)
+        return F((input_size - 1) / (result_size - 1)) if result_size > 1 else F(0)
+    return F(input_size / result_size) if scale is None else F(1 / scale)
 
 
 def _clamp_positions(positions: Array, weights: Array, size: int) -> Taps:
@@ -163,15 +164,15 @@ def _cubic_kernel(distance: Array, a: float) -> Array:
     return np.where(d <= 1, near, np.where(d < 2, far, F(0)))
 
 
-def _antialiased_taps(options: Resize, before: int, step: Any, index: Array) -> Taps:
+def _antialiased_taps(options: Resize, input_size: int, step: Any, index: Array) -> Taps:
     """Return positions and weights for an antialiased resize, which averages the input under each result's kernel."""
     stretch = max(step, F(1))
     support = (1 if options.mode == "linear" else 2) * stretch
     kernel = _linear_kernel if options.mode == "linear" else _cubic_kernel
     centre = step * (index + F(0.5))
     low = np.maximum((centre - support + F(0.5)).astype(np.int64), 0)
-    high = np.minimum((centre + support + F(0.5)).astype(np.int64), before)
+    high = np.minimum((centre + support + F(0.5)).astype(np.int64), input_size)
     places = low[:, None] + np.arange(int((high - low).max(initial=1)))
     weights = kernel((places - centre[:, None] + F(0.5)) / stretch, -0.5)
     weights = np.where(places < high[:, None], weights, F(0))
-    return _clamp_positions(places, weights / weights.sum(-1, keepdims=True), before)
+    return _clamp_positions(places, weights / weights.sum(-1, keepdims=True), input_size)

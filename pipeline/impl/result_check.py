@@ -25,8 +25,8 @@ def check_tensor(
     """Raise `NetworkError` if a result is not a tensor, or differs from the expected dtype, rank or static dims.
 
     A data-dependent dim may have the size of an argument (``inputs``): ``rows[u0] + rows[48]`` implies u0 = 48. It may
-    also have the only size that the program's relations allow: patches that are added to 98 rows are 98 patches,
-    whatever the image's height and width are.
+    also have the only size that the program's ``relations`` between sizes allow: patches that are added to 98
+    rows are 98 patches, whatever the image's height and width are.
     """
     if not isinstance(result, (trt.ITensor, torch.Tensor)):
         raise NetworkError(_describe_result(result))

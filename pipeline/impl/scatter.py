@@ -1,5 +1,6 @@
-"""Add scatters, also with repeated indices, and in-place updates of a KV cache.
-TensorRT's scatter needs distinct indices. If some may repeat, each position reduces the values of matching indices."""
+"""Add scatters and cache updates.
+TensorRT's scatter layer needs distinct indices. If indices may repeat, every position is compared with all indices, and
+the values with this index are reduced. TensorRT's KVCacheUpdate layer writes in place."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def _scatter_flattened(net: Net, x: ITensor, dim: int, index: ITensor, source: I
     sizes, counts = base.known_sizes(net, x), base.known_sizes(net, index)
     strides = [size_product(sizes[i + 1 :]) for i in range(len(sizes))]
     others = [0 if i == dim else s for i, s in enumerate(strides)]
-    step = base.tensor(net, base.scalar_of(net, strides[dim]), rank=len(sizes))
+    step = base.tensor(net, base.size_as_scalar(net, strides[dim]), rank=len(sizes))
     along = base.elementwise(net, "PROD", base.cast(net, index, torch.int64), step)
     place = base.elementwise(net, "SUM", along, iota(net, counts, others))
     count = size_product(counts)
@@ -90,15 +91,15 @@ OPERATIONS = {"sum": "SUM", "mean": "SUM", "prod": "PROD", "amax": "MAX", "amin"
 def scatter_reduce(
     net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor, reduction: str, include_self: bool = True
 ) -> ITensor:
-    """Reduce, for each position, all values with this index, with the element of ``x`` if ``include_self``. ``index``
-    broadcasts to ``source``, whose other dims are those of ``x``."""
+    """For each position, reduce the values of ``source`` with this index, and if ``include_self`` the element of ``x``.
+    ``index`` broadcasts to ``source``, whose other dims are those of ``x``."""
     given = base.dtype_of(x)
     dtype = given if reduction in ("amax", "amin") and given != torch.bool else _elementwise.wide_dtype(given)
     dtype = _elementwise.arithmetic_dtype(dtype)
     index, source = _pad_if_empty(net, index, source, dim)
     places = base.known_sizes(net, x)[dim]
     sizes = [b if a == 1 else a for a, b in zip(*(base.known_sizes(net, v) for v in (index, source)), strict=True)]
-    hit = _index_matches(net, index, dim, places)
+    hit = _compare_with_positions(net, index, dim, places)
     source = base.unsqueeze(net, base.cast(net, source, dtype), [dim])
     matching = _elementwise.where(net, hit, source, _reduce.neutral_element(OPERATIONS[reduction], dtype), dtype)
     matching = base.with_sizes(net, matching, [*sizes[:dim], places, *sizes[dim:]])  # `reduce` adds no second pad
@@ -110,7 +111,7 @@ def scatter_reduce(
         reduced = (_elementwise.extremum if extreme else base.elementwise)(net, operation, old, reduced)
     if reduction == "mean" or not include_self:
         count = _reduce.reduce(net, "SUM", base.cast(net, hit, torch.int32), [dim + 1], False)
-        reduced = _mean(net, reduced, count, include_self) if reduction == "mean" else reduced
+        reduced = _divide_by_counts(net, reduced, count, include_self) if reduction == "mean" else reduced
         if not include_self:
             some = _elementwise.compare(net, "GREATER", count, 0)
             reduced = _elementwise.where(net, some, reduced, old, dtype)
@@ -130,7 +131,7 @@ def _pad_if_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[
     return index, strided_slice(net, source, [dim], [0], more, mode="FILL")
 
 
-def _index_matches(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
+def _compare_with_positions(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
     """Compare each index with each position; the positions are a new dim before the dim of the indices."""
     rank = base.rank(index) + 1
     places = base.reshape(net, iota(net, [size], [1]), [size if i == dim else 1 for i in range(rank)])
@@ -138,7 +139,7 @@ def _index_matches(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
     return base.elementwise(net, "EQUAL", base.unsqueeze(net, index, [dim]), places)
 
 
-def _mean(net: Net, total: ITensor, count: ITensor, include_self: bool) -> ITensor:
+def _divide_by_counts(net: Net, total: ITensor, count: ITensor, include_self: bool) -> ITensor:
     """Divide sums by their numbers of values, rounded down for integers."""
     dtype = base.dtype_of(total)
     number = _elementwise.binary(net, "SUM" if include_self else "MAX", count, 1)
@@ -147,7 +148,7 @@ def _mean(net: Net, total: ITensor, count: ITensor, include_self: bool) -> ITens
 
 
 @block
-def extend(net: Net, x: ITensor, sizes: Sequence[Size], fill: Value) -> ITensor:
+def extend_to_sizes(net: Net, x: ITensor, sizes: Sequence[Size], fill: Value) -> ITensor:
     """Extend ``x`` to these sizes; new elements have the value ``fill``."""
     known = base.known_sizes(net, x)
     axes = [i for i, s in enumerate(sizes) if s != known[i]]

@@ -1,4 +1,4 @@
-"""Add Mamba's selective scan: a recurrence for one token, a parallel scan for several, and chunks for many tokens.
+"""Add Mamba's selective scan: by its recurrence for one token, by a parallel scan for several, by chunks for many.
 The parallel scan combines each state with the decayed state 1, 2, 4, … tokens before it."""
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def selective_scan(
     length = base.known_sizes(net, given[0])[2]
     longest = bounds_of(net, expression(length))[1]
     if longest == 1:
-        results = _one_token(net, given, rates, state)
+        results = _process_one_token(net, given, rates, state)
     elif longest <= AT_ONCE:
-        results = _scan(net, given, rates, state, length, int(longest))
+        results = _parallel_scan(net, given, rates, state, length, int(longest))
     else:
         most = max(CHUNK, -(-length // MOST)) if isinstance(length, int) else CHUNK
-        results = _chunks(net, given, rates, state, 1 << (most - 1).bit_length())
+        results = _by_chunks(net, given, rates, state, 1 << (most - 1).bit_length())
     output, last = (base.cast(net, x, dtype) for x, dtype in zip(results, dtypes, strict=True))
     return output, last
 
 
-def _one_token(net: Net, token: Sequence[ITensor], a: ITensor, state: ITensor) -> tuple[ITensor, ITensor]:
+def _process_one_token(net: Net, token: Sequence[ITensor], a: ITensor, state: ITensor) -> tuple[ITensor, ITensor]:
     input, step, b, c = token
     fades = _decay_factor(net, base.unsqueeze(net, a, [0]), step)
     added = binary(net, "PROD", binary(net, "PROD", step, input), _transpose(net, b))
@@ -62,7 +62,7 @@ def _transpose(net: Net, x: ITensor) -> ITensor:
     return base.permute(net, x, [0, 2, 1])
 
 
-def _scan(
+def _parallel_scan(
     net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, length: Size, longest: int
 ) -> tuple[ITensor, ITensor]:
     """Process tokens by a parallel scan, which combines each state with the state 1, 2, 4, … tokens before it."""
@@ -79,13 +79,13 @@ def _scan(
     return output, base.squeeze(net, narrow(net, states, 3, as_size(expression(length) - 1), 1), [3])
 
 
-def _chunks(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
+def _by_chunks(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
     """Process tokens in chunks of ``chunk`` tokens; padding tokens in the last chunk do not change the state."""
     batch, width, length = base.known_sizes(net, tokens[0])
     count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
 
     def scan(now: Sequence[ITensor], before: State) -> tuple[ITensor, State]:
-        output, last = _scan(net, now, a, before[0], chunk, chunk)
+        output, last = _parallel_scan(net, now, a, before[0], chunk, chunk)
         return output, (last,)
 
     taken = [split_into_chunks(net, x, 2, count, chunk) for x in tokens]

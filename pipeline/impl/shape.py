@@ -11,7 +11,7 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block, fact
+from pipeline.impl.block_decorators import block, network_query
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.shapes.environment import bounds, shape_of
@@ -36,12 +36,12 @@ def arange(net: Net, start: Value, step: Value, length: Size, dtype: torch.dtype
     return base.cast(net, layer.get_output(0), dtype)
 
 
-def sizes_of(value: torch.Tensor) -> list[Size]:
+def sizes_of(fake_tensor: torch.Tensor) -> list[Size]:
     """Return the sizes of a fake tensor, as ints or as ``SymbolicInt``s if dynamic."""
-    return [s if isinstance(s, int) else SymbolicInt(s) for s in shape_of(value)]
+    return [s if isinstance(s, int) else SymbolicInt(s) for s in shape_of(fake_tensor)]
 
 
-@fact
+@network_query
 def result_sizes(net: Net) -> list[Size]:
     """Return the sizes of the current node's result; of the first result if there are several."""
     assert net.node is not None
@@ -72,7 +72,7 @@ def negate(size: Size) -> Size:
     return as_size(-expression(size))
 
 
-@fact
+@network_query
 def bounds_of(net: Net, expr: Any) -> tuple[float, float]:
     """Return the smallest and largest value of a size expression; infinite if a symbol has no bound."""
     if expr.is_number:

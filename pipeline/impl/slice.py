@@ -1,5 +1,5 @@
 """Add slices by ATen's rules: bounds are clamped, count from the end if negative, and may be dynamic.
-Padding uses slices that extend beyond their tensor."""
+Padding is a slice that extends beyond its tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sympy
 
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block, fact
+from pipeline.impl.block_decorators import block, network_query
 from pipeline.impl.empty import may_be_zero
 from pipeline.impl.shape import as_size, bounds_of, expression, negate, size_product, size_sum, strided_slice
 from pipeline.network.context import SymbolicInt
@@ -25,17 +25,17 @@ def narrow(net: Net, x: ITensor, dim: int, start: Size, size: Size, step: int = 
     return strided_slice(net, x, [dim], [start], [size], stride=[step])
 
 
-@fact
+@network_query
 def slice_start(net: Net, bound: Size | None, size: Size) -> Size:
     """Return the start of a slice in a dim of this size, counted from the end if negative, then clamped to the dim."""
     if bound is None:
         return 0
     low, high, value = sympy.Integer(0), expression(size), expression(bound)
     wrapped = _wrap_negative(net, value, high)
-    return as_size(_clamp(net, wrapped, low, high))
+    return as_size(_clamp_size(net, wrapped, low, high))
 
 
-@fact
+@network_query
 def is_data_dependent(net: Net, size: Size) -> bool:
     """Return whether a size was read from a tensor's element; TensorRT would need such a size on the host."""
     symbols = size.expr.free_symbols if isinstance(size, SymbolicInt) else ()
@@ -61,7 +61,7 @@ def _wrap_negative(net: Net, value: Any, size: Any) -> Any:
     return value + (size if high < 0 else size * sympy.Max(0, sympy.Min(1, -value)))
 
 
-def _clamp(net: Net, value: Any, low: Any, high: Any) -> Any:
+def _clamp_size(net: Net, value: Any, low: Any, high: Any) -> Any:
     """Clamp a size expression to ``low..high``; omit a bound if the ranges of the symbols already imply it."""
     inside = sympy.Max(value, low) if bounds_of(net, value - low)[0] < 0 else value
     return sympy.Min(inside, high) if bounds_of(net, value - high)[1] > 0 else inside
@@ -104,7 +104,7 @@ def roll(net: Net, x: ITensor, shifts: Sequence[Size], dims: Sequence[int]) -> I
 
 @block
 def flatten_dims(net: Net, x: ITensor, dim1: int, dim2: int) -> tuple[ITensor, list[int], list[Size]]:
-    """Move two dims to the end and merge them; also return the order of dims, and their sizes before it."""
+    """Move two dims to the end and merge them; also return the permutation, and the sizes between both steps."""
     rank = base.rank(x)
     last = [base.axis(dim1, rank), base.axis(dim2, rank)]
     order = [*(i for i in range(rank) if i not in last), *last]
@@ -149,10 +149,10 @@ def pad(
     return strided_slice(net, x, axes, start, sizes, mode=MODES[mode], fill=fill)
 
 
-def _crop(net: Net, x: ITensor, amount: Mapping[int, tuple[Size, Size]]) -> ITensor:
+def _crop(net: Net, x: ITensor, amounts_by_dim: Mapping[int, tuple[Size, Size]]) -> ITensor:
     """Crop the ends whose amount is negative, before the other ends are padded."""
-    axes, known = sorted(amount), base.known_sizes(net, x)
-    less = {a: [size_sum([n, negate(_positive_part(n))]) for n in amount[a]] for a in axes}
+    axes, known = sorted(amounts_by_dim), base.known_sizes(net, x)
+    less = {a: [size_sum([n, negate(_positive_part(n))]) for n in amounts_by_dim[a]] for a in axes}
     sizes = [size_sum([known[a], *less[a]]) for a in axes]
     return strided_slice(net, x, axes, [negate(less[a][0]) for a in axes], sizes)
 

@@ -25,11 +25,11 @@ TOWARDS_ZERO = 1 - 2**-24
 LAST_DIMS = 4
 """TensorRT's TopK layer accepts only the last four dims of a tensor."""
 
-Pair = tuple[ITensor, ITensor]
+ValuesAndIndices = tuple[ITensor, ITensor]
 
 
 @block
-def topk(net: Net, x: Value, k: Size, dim: int, largest: bool = True) -> Pair:
+def topk(net: Net, x: Value, k: Size, dim: int, largest: bool = True) -> ValuesAndIndices:
     """Return the ``k`` largest (or smallest) elements along a dim in order, and their indices; NaN is the largest."""
     values, indices, _ = _topk_with_keys(net, x, k, dim, largest)
     return values, indices
@@ -45,7 +45,7 @@ def _topk_with_keys(net: Net, x: Value, k: Size, dim: int, largest: bool) -> tup
         places = base.cast(net, values, torch.int32)
     else:
         floats = dtype.is_floating_point
-        keys, places = _topk(net, _sort_keys(net, value) if floats else value, k, axis, largest)
+        keys, places = _topk_along_any_dim(net, _sort_keys(net, value) if floats else value, k, axis, largest)
         values = gather(net, value, places, axis) if floats else keys
     values, places, keys = (base.squeeze(net, f, range(2 - rank)) for f in (values, places, keys))
     return base.cast(net, values, dtype), base.cast(net, places, torch.int64), keys
@@ -54,8 +54,8 @@ def _topk_with_keys(net: Net, x: Value, k: Size, dim: int, largest: bool) -> tup
 def _sort_keys(net: Net, x: ITensor) -> ITensor:
     """Return keys that TensorRT sorts in eager's order of floats: infinity for NaN, the largest float32 for infinity.
 
-    Each larger float32 is replaced by its neighbour towards zero. Subnormal numbers and the smallest normal number
-    stay, so only that number and the next one become equal.
+    Float32 numbers are replaced by their neighbours towards zero, except subnormal numbers and the smallest normal
+    number, so that only the latter and the next number become equal.
     """
     dtype = base.dtype_of(x)
     value = base.cast(net, x, torch.float32)
@@ -64,28 +64,28 @@ def _sort_keys(net: Net, x: ITensor) -> ITensor:
     return where(net, base.unary(net, "ISNAN", x), math.inf, finite, torch.float32)
 
 
-def _topk(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
+def _topk_along_any_dim(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> ValuesAndIndices:
     """Add a TopK layer; a dim that is not among the last four is moved to the end for it."""
     rank = base.rank(x)
     if rank - axis <= LAST_DIMS:
-        return _add_topk(net, x, k, axis, largest)
+        return _add_topk_layer(net, x, k, axis, largest)
     to_end = [d for d in range(rank) if d != axis] + [axis]
     back = sorted(range(rank), key=to_end.__getitem__)
-    found = _add_topk(net, base.permute(net, x, to_end), k, rank - 1, largest)
+    found = _add_topk_layer(net, base.permute(net, x, to_end), k, rank - 1, largest)
     values, indices = (base.permute(net, f, back) for f in found)
     return values, indices
 
 
-def _add_topk(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> Pair:
+def _add_topk_layer(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> ValuesAndIndices:
     operation = trt.TopKOperation.MAX if largest else trt.TopKOperation.MIN
     layer = net.add("topk", x, operation, k if isinstance(k, int) else 1, 1 << axis)
     if not isinstance(k, int):
-        layer.set_input(1, base.cast(net, base.scalar_of(net, k), torch.int32))
+        layer.set_input(1, base.cast(net, base.size_as_scalar(net, k), torch.int32))
     return layer.get_output(0), layer.get_output(1)
 
 
 @block
-def extremum(net: Net, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair:
+def extremum(net: Net, largest: bool, x: Value, dim: int, keepdim: bool) -> ValuesAndIndices:
     """Return the largest (or smallest) element along a dim and its index; of equal elements or NaNs, the first."""
     values, indices = _extremum_or_nan(net, largest, x, dim)
     if keepdim or base.rank(x) == 0:
@@ -94,7 +94,7 @@ def extremum(net: Net, largest: bool, x: Value, dim: int, keepdim: bool) -> Pair
     return values, indices
 
 
-def _extremum_or_nan(net: Net, largest: bool, x: Value, dim: int) -> Pair:
+def _extremum_or_nan(net: Net, largest: bool, x: Value, dim: int) -> ValuesAndIndices:
     """Return the extremum along a dim and its index; the first NaN if there is one."""
     dtype, rank = base.dtype_of(x), base.rank(x)
     if not dtype.is_floating_point:
@@ -105,7 +105,7 @@ def _extremum_or_nan(net: Net, largest: bool, x: Value, dim: int) -> Pair:
     marks = base.cast(net, marks if largest else base.unary(net, "NEG", marks), dtype)
     wide = base.tensor(net, where(net, there, marks, value, dtype), rank=2)
     axis = base.axis(dim, max(rank, 1)) + base.rank(wide) - max(rank, 1)
-    values, indices = (base.squeeze(net, f, range(2 - rank)) for f in _topk(net, wide, 1, axis, largest))
+    values, indices = (base.squeeze(net, f, range(2 - rank)) for f in _topk_along_any_dim(net, wide, 1, axis, largest))
     return where(net, there, math.nan, values, dtype), base.cast(net, indices, torch.int64)
 
 
@@ -121,17 +121,17 @@ def index_of_extremum(net: Net, largest: bool, x: Value, dim: int | None, keepdi
 
 
 @block
-def sort(net: Net, x: Value, dim: int, descending: bool, stable: bool) -> Pair:
+def sort(net: Net, x: Value, dim: int, descending: bool, stable: bool) -> ValuesAndIndices:
     """Return the sorted values along a dim, and their indices. ``stable``: equal elements keep their order."""
     if base.rank(x) == 0:
         return topk(net, x, 1, 0, descending)
     length = base.known_sizes(net, x)[dim]
     length = base.size(net, x, dim) if length is None else length
     values, indices, keys = _topk_with_keys(net, x, length, dim, descending)
-    return (values, _sort_runs(net, keys, indices, length, dim)) if stable and length != 0 else (values, indices)
+    return (values, _sort_ties(net, keys, indices, length, dim)) if stable and length != 0 else (values, indices)
 
 
-def _sort_runs(net: Net, keys: ITensor, indices: ITensor, length: Size, dim: int) -> ITensor:
+def _sort_ties(net: Net, keys: ITensor, indices: ITensor, length: Size, dim: int) -> ITensor:
     """Sort the indices within each run of equal keys, by a sort of the run's number times a constant plus the index."""
     rank = base.rank(keys)
     axis = base.axis(dim, rank)

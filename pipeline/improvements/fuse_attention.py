@@ -15,7 +15,7 @@ import torch
 from attrs import evolve, frozen
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.graphs import Steps, evaluate
+from pipeline.aten.graphs import Steps, evaluate_recursively
 from pipeline.aten.types import Argument
 from pipeline.converters.attention import is_fused
 from pipeline.improvements.rewriting import (
@@ -71,7 +71,7 @@ def fuse_attention(rewriting: Rewriting) -> None:
             continue
         if not _is_only_reader_of_chain(weights, softmax, node):
             continue
-        scores = evaluate(_match_scores, rewriting, softmax.args[0], softmax)
+        scores = evaluate_recursively(_match_scores, rewriting, softmax.args[0], softmax)
         if scores is None or {dtype_of(scores.query), dtype_of(scores.key)} != {dtype_of(node)}:
             continue
         if not scores.finite or _has_unmasked_position_in_every_row(rewriting, scores):

@@ -16,7 +16,7 @@ from attrs import frozen
 from pipeline.aten.arguments import argument
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.traits import Kind, op_kind
-from pipeline.converters.attention import is_declared_open
+from pipeline.converters.attention import promises_key_in_row
 from pipeline.improvements.fuse_attention import SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
@@ -68,7 +68,7 @@ def masked_rows(rewriting: Rewriting) -> None:
 
     for node in rewriting.nodes(SDPA):
         mask = None if rewriting.is_slow_attention(node) else argument(node, "attn_mask")
-        if not isinstance(mask, Node) or is_declared_open(mask) or unmasks_every_row(mask):
+        if not isinstance(mask, Node) or promises_key_in_row(mask) or unmasks_every_row(mask):
             continue
         if rewriting.known_value(mask) is not None:  # the converter examines a literal
             continue

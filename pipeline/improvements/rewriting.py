@@ -51,7 +51,7 @@ class Rewriting:
     def run_keeping_users_calls(self, improvement: Improvement) -> None:
         """Apply a pass without changing calls that a user's converter of HIGH priority may accept: their targets are
         hidden in `partial`, so that the pass does not recognise them. Undo the pass if it makes such a call unused."""
-        if not self.claims.high:
+        if not self.claims.high_priority:
             return self._run(improvement)
         for node in self.graph.nodes:
             call = (node.target, node.args, node.kwargs, node.meta.get("val"))
@@ -149,7 +149,7 @@ class Rewriting:
 
     def is_constant(self, node: object) -> bool:
         """Return whether a value is a number, or depends only on the model's tensors, so that it can be folded."""
-        return graphs.evaluate(self._is_constant, node, known=self._constant)
+        return graphs.evaluate_recursively(self._is_constant, node, known_results=self._constant)
 
     def _is_constant(self, node: object) -> graphs.Steps[bool]:
         if not isinstance(node, Node):

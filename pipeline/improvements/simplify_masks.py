@@ -13,11 +13,11 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.graphs import Steps, evaluate
+from pipeline.aten.graphs import Steps, evaluate_recursively
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.traits import PART, Kind, op_kind
 from pipeline.aten.types import Argument, Target
-from pipeline.converters.attention import is_declared_open
+from pipeline.converters.attention import promises_key_in_row
 from pipeline.improvements.fuse_attention import NOT, SDPA
 from pipeline.improvements.rewriting import (
     FLOATS,
@@ -51,9 +51,9 @@ def simplify_masks(rewriting: Rewriting) -> None:
             continue
         if uniform_value(rewriting, mask) == (1.0 if dtype_of(mask) == torch.bool else 0.0):
             replace_mask(rewriting, node, None)
-        elif evaluate(_is_causal_mask, rewriting, mask):
+        elif evaluate_recursively(_is_causal_mask, rewriting, mask):
             rewriting.offer(node, SDPA, (*node.args[:3], None, 0.0, True), dict(node.kwargs))
-        elif not is_declared_open(mask) and (mask in shown or unmasks_every_row(mask) or _is_finite(rewriting, mask)):
+        elif not promises_key_in_row(mask) and (mask in shown or unmasks_every_row(mask) or _is_finite(rewriting, mask)):
             if mask not in shown:
                 shown[mask] = rewriting.create(OPEN_MASK, (mask,), {}, node)
             if rewriting.accepted(shown[mask]):
@@ -70,7 +70,7 @@ def replace_mask(rewriting: Rewriting, sdpa: Node, mask: Node | None, values: Ar
 
 def uniform_value(rewriting: Rewriting, node: object) -> float | None:
     """Return the number that every element of a tensor equals; None if elements differ or are unknown."""
-    bounds = evaluate(_element_bounds, rewriting, node)
+    bounds = evaluate_recursively(_element_bounds, rewriting, node)
     return bounds[0] if bounds is not None and bounds[0] == bounds[1] else None
 
 
@@ -108,7 +108,7 @@ def _is_finite(rewriting: Rewriting, mask: Node) -> bool:
     """Return whether an additive mask, which is computed in each call, provably has only finite elements."""
     if dtype_of(mask) not in FLOATS or rewriting.is_constant(mask):
         return False
-    bounds = evaluate(_element_bounds, rewriting, mask)
+    bounds = evaluate_recursively(_element_bounds, rewriting, mask)
     return bounds is not None and all(map(math.isfinite, bounds))
 
 
@@ -204,7 +204,7 @@ def _is_causal_mask(rewriting: Rewriting, node: Node) -> Steps[bool]:
         return False
     if node.target is aten.le.Tensor or node.target is aten.ge.Tensor:
         sides = node.args if node.target is aten.le.Tensor else node.args[::-1]
-        key, query = (evaluate(_match_range, rewriting, side) for side in sides)
+        key, query = (evaluate_recursively(_match_range, rewriting, side) for side in sides)
         return key is not None and query is not None and key == Range(1, query.start) and query.dim == 2
     return False
 

@@ -8,7 +8,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.op_predicates import conditional_reason, is_pointwise
+from pipeline.aten.op_predicates import branch_only_reason, is_pointwise
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument
 from pipeline.improvements.index_by_masks import is_mask_of_leading_dims
@@ -95,7 +95,7 @@ def _is_elementwise(node: Node) -> bool:
     """Return whether an operator computes each element independently and never raises, whatever the values."""
     if not is_pointwise(node) and op_kind(node.target) is not Kind.CASTS:
         return False
-    return not conditional_reason(node.target, node.args, node.meta["val"])
+    return not branch_only_reason(node.target, node.args, node.meta["val"])
 
 
 def _is_same_computation(a: Argument, b: Argument, depth: int = DEEPEST) -> bool:

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 
 from pipeline.aten.arguments import argument, bind
-from pipeline.aten.graphs import Steps, evaluate
+from pipeline.aten.graphs import Steps, evaluate_recursively
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, both_orders, dtype_of, rank_of
@@ -31,7 +31,7 @@ def first_position_of_rows(rewriting: Rewriting, index: Node) -> Start | None:
     shape = shape_of(index.meta["val"])
     if not shape or shape[-1] == 1:
         return index
-    return evaluate(_start_of_counting_rows, rewriting, index)
+    return evaluate_recursively(_start_of_counting_rows, rewriting, index)
 
 
 def _start_of_counting_rows(rewriting: Rewriting, node: Any) -> Steps[Start | None]:

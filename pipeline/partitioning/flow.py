@@ -19,7 +19,7 @@ from attrs import frozen
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.aten.graphs import results_of
-from pipeline.aten.op_predicates import has_randomness, is_cheap, is_move
+from pipeline.aten.op_predicates import has_randomness, is_cheap, moves_elements
 from pipeline.program import Program, is_operator
 from pipeline.shapes.environment import Expr, as_expr, bounds, expression, shape_of
 
@@ -88,7 +88,7 @@ def build_flow(program: Program, excluded: frozenset[Node]) -> Flow:
         read=_invert_edges([value.readers for value in values], len(nodes)),
         is_returned=tuple(n in returned for n in nodes),
         is_cheap=tuple(map(is_cheap, nodes)),
-        moves_data=tuple(map(is_move, nodes)),
+        moves_data=tuple(map(moves_elements, nodes)),
     )
 
 
@@ -121,7 +121,7 @@ def copied_nodes(program: Program, is_supported: Callable[[Node], bool]) -> froz
     below: dict[Node, frozenset[Node]] = {}
     known = {s for n in program.graph.nodes if n.op == "placeholder" for s in symbols_of(n)}
     for node in program.graph.nodes:
-        if not is_operator(node) or not is_supported(node) or not is_cheap(node, sources=True):
+        if not is_operator(node) or not is_supported(node) or not is_cheap(node, include_creation=True):
             continue
         tensors = [n for n in operands(node) if n.name not in program.constants and n not in below]
         sizes = {s for n in tensors if _is_size(n) for s in symbols_of(n)}

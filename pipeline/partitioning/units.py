@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from attrs import frozen
 
 from pipeline.aten.collectives import is_collective, is_wait
-from pipeline.aten.op_predicates import is_move, is_pointwise
+from pipeline.aten.op_predicates import is_pointwise, moves_elements
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.partitioning.flow import Edges, Flow
 
@@ -114,7 +114,7 @@ def _attention_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) -
             normalised = True
         elif op_kind(last.target) is Kind.MULTIPLIES and normalised:
             return tuple(found)
-        elif not (is_pointwise(last) or is_move(last)):
+        elif not (is_pointwise(last) or moves_elements(last)):
             return ()
     return ()
 

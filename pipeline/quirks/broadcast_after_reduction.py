@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 import torch
 from torch.fx.node import map_arg
 
-from pipeline.aten.op_predicates import is_move
+from pipeline.aten.op_predicates import moves_elements
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import aten
 from pipeline.quirks import reduction_fusion
@@ -117,7 +117,7 @@ class RegisterValues:
         if has_reduction(user):
             return True
         is_in_place = keeps_positions(user) and node_shape(user) == node_shape(node)
-        return user in self._read and (is_move(user) or is_in_place)
+        return user in self._read and (moves_elements(user) or is_in_place)
 
     def _leads_to_second_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
         """Return whether ``user`` leads to a second reduction of the elements that ``node`` was reduced from."""

@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.op_predicates import is_move, is_pointwise
+from pipeline.aten.op_predicates import is_pointwise, moves_elements
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import node_shape
@@ -69,7 +69,7 @@ class ExpressionSizes:
 
     def _count_terms(self, node: torch.fx.Node) -> int:
         given = node.all_input_nodes
-        if is_pointwise(node) or (is_move(node) and given and node_shape(given[0]) == node_shape(node)):
+        if is_pointwise(node) or (moves_elements(node) and given and node_shape(given[0]) == node_shape(node)):
             seen = [self._nodes_at_other_positions(x, node) for x in given]
             most = max(seen, key=len, default=frozenset[torch.fx.Node]())
             others = frozenset[torch.fx.Node]().union(*(views for views in seen if views is not most)) - most
@@ -77,7 +77,7 @@ class ExpressionSizes:
             return 1 + sum(self._terms.get(x, 1) for x in views)
         within = sum(self._terms.get(x, 1) for x in given)
         selects = op_kind(node.target) in VIEWS and isinstance(node.args[0], torch.fx.Node)  # joins have own kernels
-        if node.target is operator.getitem or is_move(node) or selects:
+        if node.target is operator.getitem or moves_elements(node) or selects:
             self._views[node] = frozenset((node,))
             return within
         return within * few if (few := inlined_sum_length(node)) is not None else 1

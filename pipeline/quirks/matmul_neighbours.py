@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from pipeline.aten.arguments import argument, argument_names, bind
-from pipeline.aten.op_predicates import is_cheap, is_move, is_pointwise
+from pipeline.aten.op_predicates import is_cheap, is_pointwise, moves_elements
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import aten
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
@@ -84,7 +84,7 @@ def _is_read_elementwise(segment: SegmentNodes, node: torch.fx.Node, depth: int 
     """Return whether an elementwise operator reads a node, and not only for a softmax, which has separate kernels."""
     return any(
         (is_pointwise(user) and not _leads_only_to_softmax(segment, user))
-        or (depth > 0 and is_move(user) and _is_read_elementwise(segment, user, depth - 1))
+        or (depth > 0 and moves_elements(user) and _is_read_elementwise(segment, user, depth - 1))
         for user in node.users
     )
 
@@ -121,7 +121,7 @@ def find_readers_of_float32(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the nodes that read a float32 result of an elementwise operator: if such a node is a matmul, its kernel
     must not round the result to half precision (`halves-behind-matmuls`)."""
     for node in segment.nodes:
-        if not (is_pointwise(node) or is_move(node)) and any(map(_is_elementwise_float32, node.all_input_nodes)):
+        if not (is_pointwise(node) or moves_elements(node)) and any(map(_is_elementwise_float32, node.all_input_nodes)):
             yield "converter", node.name, ()
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.op_predicates import is_move, is_pointwise
+from pipeline.aten.op_predicates import is_pointwise, moves_elements
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Argument, aten
 from pipeline.shapes.environment import Expr, Shape, shape_of
@@ -28,7 +28,7 @@ def has_reduction(node: torch.fx.Node) -> bool:
 
 def keeps_positions(node: torch.fx.Node) -> bool:
     """Return whether each result element depends only on input elements at its own position, or may do so."""
-    if node.target is operator.getitem or is_pointwise(node) or is_move(node):
+    if node.target is operator.getitem or is_pointwise(node) or moves_elements(node):
         return True
     given = node.all_input_nodes
     return op_kind(node.target) in MOVING and bool(given) and node_shape(given[0]) == node_shape(node)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx.node import map_arg
 
-from pipeline.aten.op_predicates import is_move, is_pointwise
+from pipeline.aten.op_predicates import is_pointwise, moves_elements
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Target
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
@@ -72,7 +72,7 @@ def _evaluate(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: S
         fixed = (x.name in constants or _is_filled(x) for x in read if x not in values)
         if node is start or not all(fixed) or values.keys().isdisjoint(read):
             continue
-        if is_move(node):
+        if moves_elements(node):
             values[node] = values[read[0]].to(node.meta["val"].dtype)
         else:
             given = node.args, dict(node.kwargs)
@@ -88,7 +88,7 @@ def _elementwise_chain(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.No
     while waiting and len(found) <= WITHIN:
         each = waiting.pop()
         is_inside = each.op == "call_function" and (not inside or each.name in inside)
-        if each not in found and is_inside and (is_pointwise(each) or is_move(each)):
+        if each not in found and is_inside and (is_pointwise(each) or moves_elements(each)):
             found.add(each)
             waiting += _tensor_inputs(each)
     return found

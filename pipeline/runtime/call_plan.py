@@ -14,7 +14,7 @@ import sympy
 import torch
 from attrs import evolve, field, frozen
 
-from pipeline.aten.op_predicates import is_move
+from pipeline.aten.op_predicates import moves_elements
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
 from pipeline.frozen import FrozenDict
@@ -292,7 +292,7 @@ class LayoutBuilder:
     def _memory_owner_name(self, value_name: str) -> str:
         """Return the value whose memory this value may share: the first in a chain of views, copies and casts."""
         node = self.nodes[value_name]
-        while node.op == "call_function" and is_move(node) and node.all_input_nodes:
+        while node.op == "call_function" and moves_elements(node) and node.all_input_nodes:
             node = node.all_input_nodes[0]
         return node.name
 

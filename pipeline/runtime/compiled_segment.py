@@ -17,9 +17,9 @@ import torch
 from attrs import evolve
 from torch.fx.node import map_aggregate
 
-from pipeline.aten.calls import callee
+from pipeline.aten.calls import safe_function
 from pipeline.aten.collectives import is_collective
-from pipeline.aten.interpreter import Change
+from pipeline.aten.interpreter import ReplaceConstant
 from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.op_predicates import has_no_dropout, has_randomness
 from pipeline.aten.own_ops import OPEN_MASK
@@ -42,7 +42,7 @@ _done: WeakKeyDictionary[torch.fx.GraphModule, dict[object, Run]] = WeakKeyDicti
 _lock = threading.Lock()
 
 
-def compile_segment(program: Program, segment: Segment, mode: str, replace_constant: Change) -> Run | None:
+def compile_segment(program: Program, segment: Segment, mode: str, replace_constant: ReplaceConstant) -> Run | None:
     """Compile a segment in a mode of torch.compile; return a function of its inputs followed by its constants, or None
     if it cannot be compiled. torch compiles it at the first call, once for all segments that differ only in names. A
     profile's segment is first compiled for static sizes; at other sizes, once more with dynamic shapes.
@@ -87,7 +87,7 @@ def compile_obstacle(program: Program, segment: Segment) -> str:
 def _is_compilable_operator(node: torch.fx.Node) -> bool:
     is_number = isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
     plain = node.target is operator.getitem or node.target in _ZEROS
-    return plain or is_number or isinstance(callee(node.target), torch._ops.OpOverload)
+    return plain or is_number or isinstance(safe_function(node.target), torch._ops.OpOverload)
 
 
 class _SegmentGraph:
@@ -97,7 +97,7 @@ class _SegmentGraph:
         of the input that the graph updates in place to produce it, or None; empty without such updates.
     """
 
-    def __init__(self, program: Program, segment: Segment, argument: Change) -> None:
+    def __init__(self, program: Program, segment: Segment, argument: ReplaceConstant) -> None:
         self.program, self.argument = program, argument
         nodes = {node.name: node for node in program.graph.nodes}
         self.graph, self.made = torch.fx.Graph(), dict[str, torch.fx.Node]()
@@ -123,7 +123,7 @@ class _SegmentGraph:
         if node.target is OPEN_MASK:
             self.made[node.name] = self._copy_argument(node.args[0])
             return
-        call = callee(node.target)
+        call = safe_function(node.target)
         target: Any = call if isinstance(call, torch._ops.OpOverload) else node.target
         buffer = getattr(node.args[0], "name", "") if target in IN_PLACE else ""
         if buffer in self.program.buffers:

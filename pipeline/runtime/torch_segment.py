@@ -13,7 +13,7 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.collectives import is_collective
-from pipeline.aten.interpreter import Builder, Change, get_attribute, interpret
+from pipeline.aten.interpreter import Builder, ReplaceConstant, get_attribute, interpreter_of
 from pipeline.aten.kv_cache_ops import IN_PLACE
 from pipeline.aten.own_ops import OPEN_MASK
 from pipeline.aten.types import Argument, Leaf, Node, aten
@@ -94,10 +94,10 @@ class _Steps:
     ) -> None:
         self.program, self.device = program, device
         self.nodes = {node.name: node for node in program.graph.nodes}
-        self.moved: Change = lambda value: device if isinstance(value, torch.device) else value
+        self.moved: ReplaceConstant = lambda value: device if isinstance(value, torch.device) else value
         self.builder = Builder((port.name for port in segment.inputs), self.moved)
         for name, value in constants.items():
-            self.builder.constant(name, value)
+            self.builder.add_constant(name, value)
         masks = {mask.name: rest for mask, *rest in replaceable_masks(self.nodes, segment, constants)}
         self.replaceable_masks = {mask: condition for mask, (_, condition) in masks.items()}
         self.left_out = {name for mask, (choice, _) in masks.items() for name in (mask, choice.name)}
@@ -113,8 +113,8 @@ class _Steps:
             return
         if node.op == "get_attr":
             graph = get_attribute(self.program.graph_module, str(node.target))
-            flow = interpret(graph, lambda tensor: tensor.detach().to(self.device, copy=True), self.moved)
-            self.builder.constant(node.name, flow)
+            flow = interpreter_of(graph, lambda tensor: tensor.detach().to(self.device, copy=True), self.moved)
+            self.builder.add_constant(node.name, flow)
             return
         args, kwargs = node.args, node.kwargs
         if node.target is SDPA:
@@ -126,7 +126,7 @@ class _Steps:
             self.updated.add(node.name)
         if is_collective(node):
             target = collective_function(node, self.program.sharding, self.device)
-        self.builder.call(node.name, target, args, kwargs)
+        self.builder.add_call(node.name, target, args, kwargs)
 
 
 def replaceable_masks(

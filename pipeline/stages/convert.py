@@ -171,11 +171,11 @@ class _Conversion:
         choice = self.verdicts[node.name].choice
         assert choice is not None
         net = Net(self.ctx, layer_name(node))
-        args, kwargs = barriers.arguments(net, node, self.converter_argument)
+        args, kwargs = barriers.converted_arguments(net, node, self.converter_argument)
         given = LegacyNetwork(self.ctx) if choice.convention is CallingConvention.LEGACY else self.ctx
         self.ctx.requires_output_allocator |= choice.support.requires_output_allocator
         made = choice.support.converter_implementation(given, node.target, args, kwargs, net.name)
-        return barriers.result(net, node, made)
+        return barriers.separate_result_if_marked(net, node, made)
 
     def converter_argument(self, node: torch.fx.Node) -> Argument:
         """Return what a converter receives for a node: a tensor of the network, a constant or a symbolic int."""

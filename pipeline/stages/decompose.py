@@ -45,4 +45,4 @@ class Decompose:
         rewriter = Rewriter(uniform, claims, Decompositions(self.decompositions, self.disabled))
         source = program.source or eager_source(program, uniform)
         made = lay_out_quantized(uniform.with_graph(rewriter.rewrite(), source=source, origin=origin_of(program)))
-        return evolve(fold_constants(made), decomposed=claims.decomposed & rewriter.applied)
+        return evolve(fold_constants(made), decomposed=claims.decomposed_operators & rewriter.applied)

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.op_predicates import is_move
+from pipeline.aten.op_predicates import moves_elements
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Node, aten
 from pipeline.program import Program
@@ -71,6 +71,6 @@ def _attention_names(program: Program, profile: int | None) -> Iterator[str]:
 
 def _source_before_moves(node: Node) -> Node:
     """Return the node that a chain of views and other moves of elements begins with; ``node`` without a chain."""
-    while is_move(node) and isinstance(node.args[0], Node):
+    while moves_elements(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node

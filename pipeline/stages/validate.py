@@ -101,7 +101,7 @@ def _refused_calls(program: Program, verdicts: Mapping[str, Verdict], claims: Us
     """Return the calls that were left undecomposed for the user's converters, although none of these accepts them."""
     users = {declaration.key for declaration in claims.declarations}
     calls = (node for node in (program.graph.nodes if users else ()) if node.target in users)
-    return [node for node in calls if not claims.is_users(verdicts[node.name].choice)]
+    return [node for node in calls if not claims.is_from_user(verdicts[node.name].choice)]
 
 
 def _decompose_calls(
@@ -113,7 +113,7 @@ def _decompose_calls(
     made = fold_constants(program.with_graph(rewriter.decompose_refused(names)))
     if not names - {node.name for node in made.graph.nodes if node.op == "call_function"}:
         return program
-    return evolve(made, decomposed=program.decomposed | (claims.decomposed & rewriter.applied))
+    return evolve(made, decomposed=program.decomposed | (claims.decomposed_operators & rewriter.applied))
 
 
 def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earlier: dict[str, Verdict]) -> Verdict:

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pipeline.aten.calls import callee
+from pipeline.aten.calls import safe_function
 from pipeline.aten.graphs import results_of
-from pipeline.aten.interpreter import get_attribute, interpret
+from pipeline.aten.interpreter import get_attribute, interpreter_of
 from pipeline.aten.traits import CONTRACTIONS, Kind, op_kind
 from pipeline.aten.types import Argument
 from pipeline.improvements.precision import EXPONENTS, TABLE, op_name
@@ -100,7 +100,7 @@ class EagerRun:
         value = get_attribute(self.program.graph_module, str(node.target))
         if not isinstance(value, torch.fx.GraphModule):
             return self.move_to_device(value)
-        return interpret(
+        return interpreter_of(
             value, lambda held: held.to(self.device, widen_dtype(held.dtype, self.dtype)), self.convert_constant
         )
 
@@ -125,7 +125,7 @@ class EagerRun:
         )
         if kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self.device}
-        result = callee(target)(*args, **kwargs)
+        result = safe_function(target)(*args, **kwargs)
         if self.generator is None:
             return result
         inexact = op_kind(target) in INEXACT or op_name(target) in INEXACT_NAMES

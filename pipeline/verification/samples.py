@@ -9,7 +9,7 @@ import torch
 from attrs import evolve, field, frozen
 from torch.utils._pytree import tree_unflatten
 
-from pipeline.aten.op_predicates import is_move
+from pipeline.aten.op_predicates import moves_elements
 from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import unwrap_constant
@@ -224,6 +224,6 @@ def _table_lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
 
 def _name_before_moves(node: torch.fx.Node) -> str:
     """Return the name of the node whose elements this node (or a chain of nodes) only moves or casts; else its own."""
-    while is_move(node) and isinstance(node.args[0], torch.fx.Node):
+    while moves_elements(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node.name

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.aten.calls import FUNCTIONS, MOST_BITS, TooLargeError, callee, checked_power, find_operator
+from pipeline.aten.calls import FUNCTIONS, MOST_BITS, TooLargeError, checked_power, find_operator, safe_function
 from pipeline.aten.interpreter import make_interpreter
 
 aten = torch.ops.aten
@@ -50,7 +50,7 @@ def test_arithmetic_is_pythons(name: str, args: tuple[Any, ...]) -> None:
         expected = FUNCTIONS[name](*args)
     except (TypeError, ValueError):
         return
-    found = callee(FUNCTIONS[name])(*args)
+    found = safe_function(FUNCTIONS[name])(*args)
     assert found == expected and type(found) is type(expected)
 
 
@@ -68,25 +68,25 @@ def test_arithmetic_is_pythons(name: str, args: tuple[Any, ...]) -> None:
 )
 def test_a_number_that_would_fill_memory_is_an_error(name: str, args: tuple[Any, ...], error: type[Exception]) -> None:
     with pytest.raises(error):
-        callee(FUNCTIONS[name])(*args)
+        safe_function(FUNCTIONS[name])(*args)
 
 
 def test_products_of_products_are_bounded() -> None:
-    product = callee(operator.mul)
+    product = safe_function(operator.mul)
     value = 2**60
     with pytest.raises(TooLargeError):
         for _ in range(40):
             value = product(value, value)
-    assert value.bit_length() <= MOST_BITS and checked_power(2, 2000) and callee(round)(5, -(10**9)) == 0
-    assert callee(math.pow)(2, 3) == 8.0
+    assert value.bit_length() <= MOST_BITS and checked_power(2, 2000) and safe_function(round)(5, -(10**9)) == 0
+    assert safe_function(math.pow)(2, 3) == 8.0
 
 
 def test_new_memory_holds_zeros() -> None:
     x = torch.full((64, 64), 7.0)
     del x
-    assert not callee(aten.empty.memory_format)([64, 64]).any()
-    assert not callee(aten.empty_like.default)(torch.ones(64, 64)).any()
-    assert callee(aten.resize.default)(torch.ones(2, 2), [2, 3]).tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert not safe_function(aten.empty.memory_format)([64, 64]).any()
+    assert not safe_function(aten.empty_like.default)(torch.ones(64, 64)).any()
+    assert safe_function(aten.resize.default)(torch.ones(2, 2), [2, 3]).tolist() == [[1, 1, 1], [1, 0, 0]]
 
 
 def test_names_lead_to_operators_and_nowhere_else() -> None:

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 import pipeline
 from pipeline.aten import effects
-from pipeline.aten.effects import SPACES, _decide_by_rules, reason_to_refuse
+from pipeline.aten.effects import SPACES, _reason_by_rules, reason_to_refuse
 from pipeline.aten.traits import ROWS, Kind, op_kind
 from tests.artifact import own_operators
 
@@ -42,7 +42,7 @@ OF_CONSTRAINTS = pytest.mark.skipif(
 @OF_CONSTRAINTS
 def test_every_operator_is_decided() -> None:
     assert len(OVERLOADS) > 3000 and pipeline.load
-    undecided = [op.name() for op in OVERLOADS if _decide_by_rules(op) is None]
+    undecided = [op.name() for op in OVERLOADS if _reason_by_rules(op) is None]
     assert not undecided, (
         "an operator of this torch: does it only compute? Put it into REFUSED or PURE of aten/effects.py"
     )
@@ -52,7 +52,7 @@ def test_what_traits_list_may_be_called_unless_it_writes() -> None:
     listed = {name.partition(".")[0] for name in ROWS if name.partition(".")[0] not in SPACES}
     known = [op for op in OVERLOADS if op._schema.name.removeprefix("aten::") in listed]
     refused = {
-        op for op in known if _decide_by_rules(op) not in ("", "is TorchScript's own", "writes to its arguments")
+        op for op in known if _reason_by_rules(op) not in ("", "is TorchScript's own", "writes to its arguments")
     }
     assert {op.overloadpacket for op in refused if op_kind(op) is not Kind.ELSEWHERE} == {aten.pin_memory}
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten import traits
-from pipeline.aten.op_predicates import is_move, is_pointwise
+from pipeline.aten.op_predicates import is_pointwise, moves_elements
 from pipeline.aten.traits import PART, SAME, Kind, has_explicit_sizes, is_view, op_kind
 from pipeline.capture.aliases import NEVER_RETURN_INPUT
 from pipeline.converters import DYNAMO_CONVERTERS
@@ -159,8 +159,8 @@ def test_the_order_of_transposed_dims(target: Any, args: Any) -> None:
 
 def test_what_is_cheap_is_told_from_what_computes() -> None:
     for target, args in ((aten.movedim.int, (0, 1)), (aten.narrow.default, (0, 0, 1)), (aten.view_as.default, (X,))):
-        assert is_move(node(target, X, *args))
-    assert not is_move(node(aten.flip.default, X, [0]))
+        assert moves_elements(node(target, X, *args))
+    assert not moves_elements(node(aten.flip.default, X, [0]))
     assert is_pointwise(node(aten.hardswish.default, X)) and is_pointwise(node(aten.relu.default, X))
     assert not is_pointwise(node(aten.prelu.default, X, torch.rand(3)))
     assert op_kind(operator.add) is None

@@ -14,24 +14,24 @@ from torch.export import Dim
 import pipeline
 from pipeline.build.kernels import kernels
 from pipeline.impl import attention_limits
-from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, Case, first_unmet_condition
+from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, AttentionCase, first_unmet_condition
 from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt
 from tests.build.attentions import Attend
 
 SHAPE = (2, 4, 16, 32)
-PLAIN = Case(torch.float16, SHAPE, SHAPE, SHAPE)
+PLAIN = AttentionCase(torch.float16, SHAPE, SHAPE, SHAPE)
 
 
-def of(size: int) -> Case:
-    return Case(torch.float16, *((2, 4, 16, size),) * 3)
+def of(size: int) -> AttentionCase:
+    return AttentionCase(torch.float16, *((2, 4, 16, size),) * 3)
 
 
-def masked(shape: tuple[int, ...], dtype: torch.dtype) -> Case:
+def masked(shape: tuple[int, ...], dtype: torch.dtype) -> AttentionCase:
     return evolve(PLAIN, mask=shape, mask_dtype=dtype)
 
 
-def builds(case: Case) -> bool:
+def builds(case: AttentionCase) -> bool:
     """Whether TensorRT itself makes an engine of the case, without taking the layer apart."""
     log = Log()
     builder = trt.Builder(log)
@@ -65,7 +65,7 @@ REFUSED = {
     "float32": (evolve(PLAIN, dtype=torch.float32), "float16 or bfloat16"),
     "a smaller head dim": (of(HEAD_DIMS[0] - 1), "a head dim of"),
     "a larger head dim": (of(HEAD_DIMS[-1] + 1), "a head dim of"),
-    "three dims": (Case(torch.float16, (4, 16, 32), (4, 16, 32), (4, 16, 32)), "four dims"),
+    "three dims": (AttentionCase(torch.float16, (4, 16, 32), (4, 16, 32), (4, 16, 32)), "four dims"),
     "values of another size": (evolve(PLAIN, value=(2, 4, 16, 64)), "key and value of one shape"),
     "keys of another batch": (evolve(PLAIN, key=(1, 4, 16, 32), value=(1, 4, 16, 32)), "of one batch"),
     "heads that do not divide": (evolve(PLAIN, key=(2, 3, 16, 32), value=(2, 3, 16, 32), gqa=True), "number of heads"),
@@ -78,12 +78,12 @@ REFUSED = {
 @pytest.mark.skipif(CAPABILITIES.attention == "none", reason="this TensorRT has no attention layer")
 class TestConditions:
     @pytest.mark.parametrize("case", TAKEN.values(), ids=TAKEN)
-    def test_what_is_taken_builds(self, case: Case) -> None:
+    def test_what_is_taken_builds(self, case: AttentionCase) -> None:
         assert first_unmet_condition(case) is None
         assert builds(case)
 
     @pytest.mark.parametrize(("case", "why"), REFUSED.values(), ids=REFUSED)
-    def test_what_is_refused_does_not_build(self, case: Case, why: str) -> None:
+    def test_what_is_refused_does_not_build(self, case: AttentionCase, why: str) -> None:
         condition = first_unmet_condition(case)
         assert condition is not None and why in condition.needs
         assert not builds(case)
@@ -328,7 +328,7 @@ def test_long_attentions_run_where_they_are_faster(dynamic: bool, monkeypatch: p
 
     assert not fallbacks(1024)
     monkeypatch.setattr(table, "current_compute_capability", lambda: "9.0")
-    assert "PyTorch's kernel is faster on GPUs of this" in str(fallbacks(1024))
+    assert "PyTorch's attention is faster than TensorRT's on this" in str(fallbacks(1024))
     assert not fallbacks(1024, torch.float32) and not fallbacks(512)
     assert not fallbacks(1024, faster_in_torch=False) and not fallbacks(1024, require_full_compilation=True)
 

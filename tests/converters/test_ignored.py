@@ -152,7 +152,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "a registry of a number": (lambda: ConverterRegistry([1]), "takes declarations of converters, not 1"),
     "a key twice": (
         lambda: ConverterRegistry.from_legacy({aten.relu: mine, aten.relu.default: hopeless}),
-        "are one operator",
+        "are the same operator",
     ),
     "a converter that raises": (
         lambda: compiled(registry=registry(aten.relu.default)),

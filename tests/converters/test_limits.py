@@ -36,7 +36,7 @@ HAND_MADE = {
     "has no layer for cumulative sums": "test_without_cumulative_sums_nothing_is_scattered_by_mask",
     "has no implementation on pairs of reals": "tests/stages/test_complex.py",
     "has layout": "test_sparse_tensors_are_refused",
-    "kernel is faster on GPUs of this compute capability": "tests/converters/test_attention.py",
+    "attention is faster than TensorRT's on this kind of GPU": "tests/converters/test_attention.py",
     "is a Python bool of dynamic sizes, which engines do not support": "test_a_condition_on_sizes_is_refused",
     "that depends on data and has no bound": "tests/shapes/test_data_dependent.py",
     "which are equal only for some data": "tests/shapes/test_data_dependent.py",

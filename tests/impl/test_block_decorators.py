@@ -75,4 +75,4 @@ def test_every_public_function_of_a_net_can_be_called_so(family: ModuleType) -> 
     for name, function in vars(family).items():
         own = inspect.isfunction(function) and function.__module__ == family.__name__ and not name.startswith("_")
         if own and next(iter(inspect.signature(function).parameters), "") == "net":
-            assert hasattr(function, "__wrapped__"), f"{name} needs @block, or @fact if it adds no layer"
+            assert hasattr(function, "__wrapped__"), f"{name} needs @block, or @network_query if it adds no layer"

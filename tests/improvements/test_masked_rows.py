@@ -14,7 +14,7 @@ from torch.export import Dim
 
 import pipeline
 from pipeline.compiled import CompiledModule
-from pipeline.converters.attention import is_declared_open
+from pipeline.converters.attention import promises_key_in_row
 from pipeline.improvements.simplify_masks import unmasks_every_row
 from pipeline.stages.improve import Improve
 from tests.improvements.programs import agree, decomposed, improved, targets
@@ -113,7 +113,7 @@ def test_rows_are_selected_after_the_linear_layer(after: str, mask: str, sizes: 
     last = names.index("where.self", names.index(SDPA))
     assert any(name in ("linear.default", "addmm.default", "matmul.default", "mm.default") for name in names[:last])
     [node] = [n for n in found.graph.nodes if str(n.target).endswith(SDPA)]
-    assert is_declared_open(node.args[3])
+    assert promises_key_in_row(node.args[3])
     agree(program, found, X, COUNTS, rtol=1e-5, atol=1e-6)
     agree(program, found, X, COUNTS.flip(0, 1), rtol=1e-5, atol=1e-6)
 
@@ -127,7 +127,7 @@ def test_batches_without_anything_have_no_values(mask: str, sizes: str) -> None:
     [node] = [n for n in found.graph.nodes if str(n.target).endswith(SDPA)]
     values, opened = node.args[2:4]
     assert str(values.target) == "aten.where.self"
-    assert is_declared_open(opened)
+    assert promises_key_in_row(opened)
     assert opened.meta["val"].shape[-2] == 1
     assert targets(found).index(SDPA) > targets(found).index("where.self")
     agree(program, found, X, COUNTS, rtol=1e-5, atol=1e-6)

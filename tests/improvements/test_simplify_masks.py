@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from pipeline.converters.attention import is_declared_open
+from pipeline.converters.attention import promises_key_in_row
 from tests.improvements.programs import agree, decomposed, improved, targets
 
 Mask = Callable[[torch.Tensor], torch.Tensor]
@@ -125,7 +125,7 @@ def test_masks_without_infinity_say_so(name: str, sizes: str) -> None:
     program = decomposed(Masked(FINITE[name]), x, dynamic_shapes=SIZES[sizes])
     after = improved(program, "simplify_masks")
     [node] = [n for n in after.graph.nodes if "scaled_dot" in str(n.target)]
-    assert is_declared_open(node.args[3])
+    assert promises_key_in_row(node.args[3])
     agree(program, after, x)
 
 

@@ -86,8 +86,8 @@ REFUSED: dict[str, Case] = {
         lambda: fake_quantize(dtype=torch.float64),
         "the tensor is torch.float64",
     ),
-    "a rank of 4": (quantized.check_blocks, lambda: blocks(2, 2, 2, 16), "the rank is 4"),
-    "a ragged row": (quantized.check_blocks, lambda: blocks(4, 24), "does not divide the last dim, 24"),
+    "a rank of 4": (quantized.check_block_quantization, lambda: blocks(2, 2, 2, 16), "the rank is 4"),
+    "a ragged row": (quantized.check_block_quantization, lambda: blocks(4, 24), "does not divide the last dim, 24"),
 }
 
 
@@ -112,14 +112,16 @@ def test_what_is_within_the_limits_is_taken() -> None:
         quantized.check_dequantize(dequantize("int4", of=codes(6, 4, dtype=torch.uint8), block=(2, 1)), NEWEST) is True
     )
     assert quantized.check_fake_quantize(fake_quantize(), NEWEST) is True
-    assert quantized.check_blocks(blocks(4, 32), NEWEST) is True
+    assert quantized.check_block_quantization(blocks(4, 32), NEWEST) is True
 
 
 @pytest.mark.usefixtures("builds_quantized")
 def test_fp4_is_for_gpus_that_have_it() -> None:
-    refused = quantized.check_blocks(blocks(4, 32), CompilationSettings(compute_capabilities=("8.9", "12.0")))
+    refused = quantized.check_block_quantization(
+        blocks(4, 32), CompilationSettings(compute_capabilities=("8.9", "12.0"))
+    )
     assert not refused and "8.9 is requested" in refused.reason and "12.0" in refused.hint
-    refused = quantized.check_blocks(blocks(4, 32), CompilationSettings())
+    refused = quantized.check_block_quantization(blocks(4, 32), CompilationSettings())
     assert not refused and "by default" in refused.reason
 
 

@@ -67,7 +67,7 @@ def test_layers_round_as_torchs_quantizers_between_two_codes() -> None:
 @given(numbers)
 def test_fp4_is_the_nearest_of_its_numbers(values: list[float]) -> None:
     x = torch.tensor(values) / 50
-    got = q.code_values(q.round_to_type(x, "fp4"), "fp4")
+    got = q.codes_to_float32(q.round_to_type(x, "fp4"), "fp4")
     levels = torch.tensor([*q.E2M1, *(-v for v in q.E2M1)])
     least = (x[:, None] - levels).abs().amin(1)
     assert torch.equal((x - got).abs(), least)
@@ -77,7 +77,7 @@ def test_fp4_is_the_nearest_of_its_numbers(values: list[float]) -> None:
 def test_fp4_ties_go_to_the_even_code() -> None:
     ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, -0.25, -2.5, -5.0])
     wanted = torch.tensor([0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, -0.0, -2.0, -4.0])
-    assert torch.equal(q.code_values(q.round_to_type(ties, "fp4"), "fp4"), wanted)
+    assert torch.equal(q.codes_to_float32(q.round_to_type(ties, "fp4"), "fp4"), wanted)
 
 
 @given(st.lists(st.integers(-8, 7), min_size=2, max_size=32).filter(lambda values: len(values) % 2 == 0))
@@ -149,7 +149,7 @@ def test_scales_of_blocks_follow_from_the_numbers(kind: str, size: int, scale: f
         (("axis", 1), ("block_size", size)),
     )
     found, of_found = KINDS["DYNAMIC_QUANTIZE"](layer, (x, whole), {})
-    assert torch.equal(found.float(), q.code_values(codes, kind))
+    assert torch.equal(found.float(), q.codes_to_float32(codes, kind))
     assert torch.equal(of_found.view(torch.uint8), scales.view(torch.uint8))
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 import pipeline
-from pipeline.aten.graphs import Steps, evaluate
+from pipeline.aten.graphs import Steps, evaluate_recursively
 from pipeline.stages.unbuilt import unbuilt
 
 LONG = 160
@@ -71,5 +71,5 @@ def test_a_rule_is_asked_once_for_the_same_arguments() -> None:
         return n if n < 2 else (yield fibonacci, n - 1) + (yield fibonacci, n - 2)
 
     with shallow(60):
-        assert evaluate(fibonacci, 100) == 354224848179261915075
+        assert evaluate_recursively(fibonacci, 100) == 354224848179261915075
     assert sorted(asked) == list(range(101))

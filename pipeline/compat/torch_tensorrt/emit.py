@@ -99,9 +99,9 @@ def _convert(
     if verdict.choice is None:
         reasons = "; ".join(map(str, verdict.reasons))
         raise NetworkError(f"{name}: no converter supports this call of {verdict.target}: {reasons}")
-    args, kwargs = barriers.arguments(ctx, name, node, lambda each: env[each.name])
+    args, kwargs = barriers.converted_arguments(ctx, name, node, lambda each: env[each.name])
     made = verdict.choice.support.converter_implementation(ctx, node.target, args, kwargs, name)
-    return barriers.result(ctx, name, node, made)
+    return barriers.separate_result_if_marked(ctx, name, node, made)
 
 
 @frozen(eq=False)
@@ -125,7 +125,7 @@ class _Graph:
     def tensor(self, value: Argument) -> torch.fx.Node:
         """Return the graph's node for a tensor argument: an ``ITensor``, a constant, or a number."""
         if isinstance(value, SymbolicInt):
-            value = base.scalar_of(self.stand_ins.ctx, "size", value)
+            value = base.size_as_scalar(self.stand_ins.ctx, "size", value)
         if not isinstance(value, trt.ITensor | torch.Tensor):
             value = torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.tensor(value)
         if isinstance(value, torch.Tensor):
