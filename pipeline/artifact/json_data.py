@@ -1,5 +1,5 @@
-"""Encode and decode the JSON of saved programs: the type of the data, the allowed characters, and the errors for
-malformed files. The loader adds the file's name to these errors."""
+"""Encode and decode the JSON of saved programs, and define the errors for malformed files.
+The loader adds the file's name to these errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 def encode_json(data: JsonData) -> bytes:
     """Encode data as JSON text, equal for equal data; raise an `ArtifactError` if it has forbidden characters."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    _check_text(text)
+    _check_characters(text)
     return text.encode()
 
 
@@ -43,17 +43,17 @@ def decode_json(data: bytes) -> JsonData:
     characters or lone surrogates: a terminal, a web page or a configuration could misread these."""
     try:
         text = data.decode("utf-8")
-        _check_text(text)
-        return json.loads(text, parse_constant=_refuse_number)
+        _check_characters(text)
+        return json.loads(text, parse_constant=_refuse_nan_or_infinity)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"is not JSON ({type(error).__name__})") from None
 
 
-def _refuse_number(text: str) -> NoReturn:
+def _refuse_nan_or_infinity(text: str) -> NoReturn:
     raise ArtifactError(f"has the number {text}, which is not valid in JSON")
 
 
-def _check_text(text: str) -> None:
+def _check_characters(text: str) -> None:
     """Raise an error if JSON text has a control character or a lone surrogate."""
     if found := _CONTROL.search(text):
         raise ArtifactError(f"has the control character {found.group()!r} in a string")

@@ -1,5 +1,5 @@
-"""``Manifest``: the description of a saved program, written and read by the codec. Engines, networks, the graph and
-weights are separate entries."""
+"""``Manifest``: the description of a saved program, written and read by the codec.
+Engines, networks, the graph and weights are separate entries of the file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ with a default needs no new version."""
 
 @frozen
 class SavedVerdict:
-    """The verdict on a node as saved in a file: it has the converter's name instead of the converter itself."""
+    """Whether and how a node can be converted, as saved in a file: with the converter's name, not the converter."""
 
     node: str
     target: str

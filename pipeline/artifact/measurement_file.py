@@ -1,4 +1,4 @@
-"""Save the measured times of engines and of PyTorch to a JSON file, with the GPU and versions they hold for."""
+"""Save the measured times of engines and of PyTorch to a JSON file, with the GPU and the versions of libraries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _check_milliseconds(_: object, field: object, value: Any) -> None:
 
 @frozen
 class MeasurementRow:
-    """One measurement: the milliseconds of ``key`` in TensorRT and in PyTorch (None: cannot run), GPU and versions."""
+    """The milliseconds of ``key`` in TensorRT and in PyTorch (None: it cannot run there), with GPU and versions."""
 
     key: str = field(validator=validators.matches_re("[0-9a-f]{64}"))
     gpu: str

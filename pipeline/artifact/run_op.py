@@ -1,5 +1,5 @@
-"""``pipeline::run``, the operator that calls a compiled program in a graph. ``import pipeline`` defines the operator;
-the first call imports its implementation."""
+"""``pipeline::run``, the operator that calls a compiled program in a graph.
+``import pipeline`` defines the operator; the first call imports its implementation."""
 
 from __future__ import annotations
 

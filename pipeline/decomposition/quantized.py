@@ -29,7 +29,7 @@ from pipeline.decomposition.quantized_forms import FORMS, PAIR, QUANTIZER_OF
 from pipeline.decomposition.quantized_scales import is_replaceable, schema_name
 from pipeline.decomposition.templates import Templates, argument_nodes
 from pipeline.program import Program, is_operator, rename_outputs
-from pipeline.records.library_support import warn_untested
+from pipeline.records.library_support import warn_if_untested
 
 CODE_DTYPES: Final = frozenset({torch.int8, torch.float8_e4m3fn})
 """The dtypes of quantized weights: if a graph casts such a weight to floats, it stays quantized in the program."""
@@ -48,7 +48,7 @@ def normalize_quantization(program: Program) -> Program:
     if not any(schema_name(node.target) in FORMS or _is_quantized(node) for node in program.graph.nodes):
         return program
     for namespace in {schema_name(node.target).partition("::")[0] for node in program.graph.nodes} & LIBRARIES.keys():
-        warn_untested(LIBRARIES[namespace])
+        warn_if_untested(LIBRARIES[namespace])
     return pair_float8_casts(_Normalizer(program).normalize())
 
 

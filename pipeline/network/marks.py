@@ -1,5 +1,5 @@
-"""Define marks: workarounds for bugs of TensorRT's kernels at certain nodes. A pass sets them; conversion applies
-them."""
+"""Define marks: workarounds for bugs of TensorRT's kernels at certain nodes of a segment.
+The stage `avoid_faults` sets marks; the stage `convert` applies them."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ class Marks:
         """Return the marks of a node that have this ``form``."""
         return [mark for mark in self._by_node.get(node, ()) if mark.form == form]
 
-    def of_segment(self) -> list[Mark]:
-        """Return the marks that apply to the whole segment."""
+    def of_whole_segment(self) -> list[Mark]:
+        """Return the marks that apply to the whole segment, not to a node."""
         return self._by_node.get("", [])

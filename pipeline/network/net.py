@@ -1,5 +1,5 @@
-"""Define the networks that converters receive: ``Net``, with the name of the current node, and ``LegacyNetwork``, for
-converters of the LEGACY calling convention."""
+"""Define ``Net``, the network that converters receive, with the name prefix of the node that they convert.
+Converters of the LEGACY calling convention receive a ``LegacyNetwork``."""
 
 from __future__ import annotations
 

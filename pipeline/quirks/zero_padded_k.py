@@ -39,7 +39,7 @@ def find_padded_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 
 def _matmul_operands(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the operands that a matmul contracts (of a recurrent layer, its input); empty for other operators."""
+    """Return the operands that a matmul contracts, or a recurrent layer's input; empty for other operators."""
     if op_kind(node.target) is Kind.RECURS:
         return node.all_input_nodes[:1]
     if op_kind(node.target) not in (Kind.MULTIPLIES, Kind.PROJECTS):
@@ -65,8 +65,8 @@ def padded_values(node: torch.fx.Node, inside: Set[str] = frozenset(), constants
 
 
 def _evaluate(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: Set[str]) -> dict[torch.fx.Node, Tensor]:
-    """Evaluate the operators that depend only on constants and ``start``, for a padded element (0) of ``start``."""
-    values = {start: _full_scalar(start, 0)}
+    """Return the values of the chain's nodes that depend only on constants and ``start``, where ``start`` is 0."""
+    values = {start: _scalar_with_dtype_of(start, 0)}
     for node in chain:
         read = _tensor_inputs(node)
         fixed = (x.name in constants or _is_filled(x) for x in read if x not in values)
@@ -76,7 +76,7 @@ def _evaluate(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: S
             values[node] = values[read[0]].to(node.meta["val"].dtype)
         else:
             given = node.args, dict(node.kwargs)
-            args, kwargs = map_arg(given, lambda x: values[x] if x in values else _any_element(x))
+            args, kwargs = map_arg(given, lambda x: values[x] if x in values else _typical_element(x))
             target: Target = node.target
             values[node] = torch.as_tensor(target(*args, **kwargs))
     return values
@@ -98,7 +98,7 @@ def _tensor_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), Tensor)]
 
 
-def _full_scalar(node: torch.fx.Node, value: float) -> Tensor:
+def _scalar_with_dtype_of(node: torch.fx.Node, value: float) -> Tensor:
     return torch.full((), value, dtype=node.meta["val"].dtype)
 
 
@@ -106,7 +106,7 @@ def _is_filled(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and not node.all_input_nodes
 
 
-def _any_element(node: torch.fx.Node) -> Tensor:
-    """Return the number of a filled tensor, or `SOME` for a constant, as a 0-d tensor."""
+def _typical_element(node: torch.fx.Node) -> Tensor:
+    """Return an element of a node as a 0-d tensor: the number of a filled tensor, or `SOME` for a constant."""
     number = node.args[-1] if _is_filled(node) and node.args else SOME
-    return _full_scalar(node, number if isinstance(number, int | float) else SOME)
+    return _scalar_with_dtype_of(node, number if isinstance(number, int | float) else SOME)

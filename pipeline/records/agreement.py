@@ -1,4 +1,4 @@
-"""``Agreement``: a compiled program's errors compared with eager PyTorch's. ``Healed``: a node compiled differently."""
+"""``Agreement`` compares a program's errors with eager PyTorch's; ``Healed`` is a node that was compiled again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class OutputAgreement:
 
     @property
     def share(self) -> float:
-        """The greatest ratio of an error to its bound, of the largest error and the norm error."""
+        """The larger of two ratios: the largest error to its bound, and the norm error to its bound."""
         errors = (self.error, self.bound), (self.norm_error, self.norm_bound)
         return max(error / bound if bound else float("inf") if error else 0.0 for error, bound in errors)
 
@@ -77,7 +77,7 @@ class OutputAgreement:
 
 @frozen
 class Agreement:
-    """A comparison of a compiled program's errors with eager PyTorch's: a row for each output and size.
+    """A comparison of a compiled program's errors with eager PyTorch's: a row for each output and sample.
 
     executor: where the engines ran, ``tensorrt`` or ``reference``. gpu: the GPU's name, empty without one.
     sizes: the sizes of each sample, by input and dim (``x.shape[0]``).
@@ -128,7 +128,7 @@ class Agreement:
 
 @frozen
 class Healed:
-    """A node that was compiled differently, since its engine did not load or was wrong: what changed, and why."""
+    """A node that was compiled again in another way, since its engine did not load or was wrong: how, and why."""
 
     node: str
     target: str
