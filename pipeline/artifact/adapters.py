@@ -47,7 +47,7 @@ def read_adapters(
 ) -> list[Adapter]:
     """Read adapters from PEFT's state dict, or from a mapping from parameter to (A, B). A `RefitError` names each key
     that does not fit a parameter, with the reason."""
-    pairs, wrong = _factor_pairs(factors_by_name, parameters)
+    pairs, wrong = _factor_pairs_and_errors(factors_by_name, parameters)
     found = {name: _adapter_or_mismatch(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
     wrong |= {name: reason for name, reason in found.items() if isinstance(reason, str)}
     if wrong:
@@ -55,7 +55,7 @@ def read_adapters(
     return [adapter for adapter in found.values() if isinstance(adapter, Adapter)]
 
 
-def _factor_pairs(
+def _factor_pairs_and_errors(
     factors_by_name: Mapping[str, object], parameters: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, str]]:
     """Return the factors A and B of each parameter; and the keys that fit no parameter, each with the reason."""

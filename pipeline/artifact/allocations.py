@@ -30,7 +30,7 @@ _SIZES: Final = frozenset(("size", "n", "m", "steps", "row", "col", "end"))
 _SAME: Final = (Kind.COPIES, Kind.DECLARES, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES, Kind.REORDERS)
 
 
-def max_constant_bytes(parameter_sizes: Iterable[int], declared_bytes: int) -> int:
+def allowed_constant_bytes(parameter_sizes: Iterable[int], declared_bytes: int) -> int:
     """Return how many bytes a constant may have, given the parameters' sizes and the bytes that the file declares."""
     return max(ALWAYS_ALLOWED, FACTOR * sum(parameter_sizes), declared_bytes)
 
@@ -50,7 +50,7 @@ def min_bytes_to_fill(target: Target, args: tuple[Argument, ...], kwargs: Mappin
     return int(math.prod(counts) / step) * (dtype.itemsize if isinstance(dtype, torch.dtype) else 4)
 
 
-def largest_constant(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
+def largest_nbytes(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
     """Return the bytes of the largest tensor that recipes compute from parameters of these dtypes and sizes."""
     known: dict[object, int] = {}
     for recipe in recipes:
@@ -62,7 +62,7 @@ def largest_constant(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[t
         steps = [(s.target, s.args, s.kwargs) for s in recipe.steps]
         key = repr((given, tree_map(partial(_rename_refs, places), steps)))
         if key not in known:  # equal layers have equal recipes
-            known[key] = max(_computed_bytes(recipe, parameters), default=0)
+            known[key] = max(_computed_nbytes(recipe, parameters), default=0)
     return max(known.values(), default=0)
 
 
@@ -70,7 +70,7 @@ def _rename_refs(new_refs: Mapping[Ref, Ref], value: object) -> object:
     return new_refs.get(value, value) if isinstance(value, Ref) else value
 
 
-def _computed_bytes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[int]:
+def _computed_nbytes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[int]:
     """Yield the bytes of each tensor that a recipe computes; if its shape depends on data, those of the call's ints."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         values: dict[str, Argument] = {

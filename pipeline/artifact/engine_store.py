@@ -126,8 +126,8 @@ class DiskStore:
         return None
 
     def save(self, key: str, data: bytes) -> None:
-        """Save bytes under a key, and delete the least recently used entries. More bytes than ``size`` are not
-        saved."""
+        """Save bytes under a key; delete the least recently used entries if all entries exceed ``size``. More bytes
+        than ``size`` are not saved."""
         self.write(key, [data])
 
     def open_entry_with_size(self, key: str) -> tuple[BinaryIO, int] | None:

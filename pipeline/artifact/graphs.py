@@ -208,7 +208,7 @@ class NodeBuilder:
             target = self.find_function(row, args, kwargs)
         else:
             target = row.target
-            self.check_without_call(row, args, kwargs)
+            self.check_non_function(row, args, kwargs)
         node = self.graph.create_node(row.op, target, args, kwargs, name=row.name)
         node.name = row.name
         if row.value is not None:
@@ -222,7 +222,7 @@ class NodeBuilder:
             raise MalformedError(f"a node reads {argument.name[:60]!r}, which no earlier node computes")
         return self.env[argument.name]
 
-    def check_without_call(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> None:
+    def check_non_function(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> None:
         """Raise an error if a node that calls no function (such as a placeholder) is malformed."""
         fits = {
             "placeholder": row.target.isidentifier() and not args,

@@ -148,12 +148,12 @@ def to_json(value: object) -> JsonData:
         return write_float(value)
     if isinstance(value, list):
         return _all_to_json(value)
-    name, write = _kind_and_writer(type(value))  # type: ignore[arg-type]
+    name, write = _key_and_writer(type(value))  # type: ignore[arg-type]
     return {name: write(value)}
 
 
 @cache
-def _kind_and_writer(kind: type) -> tuple[str, Callable[[object], JsonData]]:
+def _key_and_writer(kind: type) -> tuple[str, Callable[[object], JsonData]]:
     for kinds, name, write, _ in _JSON_KINDS:
         if issubclass(kind, kinds):
             return name, write

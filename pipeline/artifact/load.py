@@ -18,7 +18,7 @@ from attrs import asdict, evolve
 from attrs.filters import exclude
 
 from pipeline.artifact import graphs, op_names, pytrees, settings_json
-from pipeline.artifact.allocations import largest_constant, max_constant_bytes
+from pipeline.artifact.allocations import allowed_constant_bytes, largest_nbytes
 from pipeline.artifact.codec import read_part
 from pipeline.artifact.consistency import check_program, check_weights
 from pipeline.artifact.container import ContainerReader
@@ -121,7 +121,7 @@ class Loader:
         self.reader = ContainerReader(file, str(path))
         self.manifest = read_manifest(self.reader)
         self.missing, kept = "", self.manifest
-        self.most = max_constant_bytes((each.nbytes for each in kept.parameters.values()), kept.computed)
+        self.most = allowed_constant_bytes((each.nbytes for each in kept.parameters.values()), kept.computed)
         large = [*filter(None, [kept.weights.entry]), *(engine.entry for engine in kept.engines)]
         large += [KERNELS] * bool(kept.kernels)
         digests = {name: self.expected_digest(name) for name in large}
@@ -172,7 +172,7 @@ class Loader:
         recipes = [*manifest.constants.values(), *manifest.refit_map.values()]
         for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
             read_part("a weight's recipe", lambda name: op_names.find_allowed_operator(name, self.libraries), target)
-        size = largest_constant(recipes, {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()})
+        size = largest_nbytes(recipes, {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()})
         if size > self.most:
             limit = f"the file declares tensors of at most {self.most} bytes"
             raise MalformedError(f"computing a weight creates a tensor of {size} bytes, and {limit}")

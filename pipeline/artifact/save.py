@@ -137,14 +137,14 @@ def build_manifest(
     program, partitioned = compiled.program, compiled.partitioned
     networks = {f"networks/{i}.json": network for i, network in enumerate(compiled.networks)}
     for name, network in networks.items():
-        _add_json(entries, name, network, Network)
+        _add_json_entry(entries, name, network, Network)
     segments = _save_graphs(compiled, tensors)
     for name, segment in segments.items():
-        _add_json(entries, name, segment, SavedGraph)
+        _add_json_entry(entries, name, segment, SavedGraph)
     if kernels := compiled_kernels(compiled):
         entries[KERNELS] = ([kernels.data], len(kernels.data), "")
     if (source := _save_source(program, tensors)) is not None:
-        _add_json(entries, SOURCE, source, SavedSource)
+        _add_json_entry(entries, SOURCE, source, SavedSource)
     programs = filter(None, (program, program.source))
     return Manifest(
         format=FORMAT,
@@ -210,16 +210,16 @@ def _largest_computed_bytes(compiled: Compiled) -> int:
     program = compiled.program
     engines = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
     parameters = {name: (t.dtype, tuple(t.shape)) for name, t in program.parameters.items()}
-    found = allocations.largest_constant([*program.constants.values(), *compiled.refit_map.values()], parameters)
+    found = allocations.largest_nbytes([*program.constants.values(), *compiled.refit_map.values()], parameters)
     for each in filter(None, (program, program.source)):
         graphs = (m.graph for m in each.graph_module.modules() if isinstance(m, torch.fx.GraphModule))
         nodes = (node for graph in graphs for node in graph.nodes if node.name not in engines or each is not program)
         found = max([found, *(allocations.min_bytes_to_fill(n.target, n.args, n.kwargs) for n in nodes)])
-    allowed = allocations.max_constant_bytes((tensor.nbytes for tensor in program.parameters.values()), 0)
+    allowed = allocations.allowed_constant_bytes((tensor.nbytes for tensor in program.parameters.values()), 0)
     return found if found > allowed else 0
 
 
-def _add_json(entries: Entries, name: str, record: object, record_type: type) -> None:
+def _add_json_entry(entries: Entries, name: str, record: object, record_type: type) -> None:
     data = encode_json(codec.to_json(record, record_type))
     entries[name] = ([data], len(data), "")
 

@@ -196,8 +196,8 @@ def describe(
 ) -> Network:
     """Return the description of a finished network.
 
-    `weight_name` returns the name of the weight at an address; `weight_at`, which takes precedence, has names by (layer
-    name, role). Raise a ValueError if a layer is invalid, cannot be read, or has weights without a name; empty weights
+    `weight_name` returns the named `Weight` at an address; `weight_at`, which takes precedence, that of a (layer name,
+    role). Raise a ValueError if a layer is invalid, cannot be read, or has weights without a name; empty weights
     need none.
     """
     return _NetworkReader(weight_name, weight_at).describe_network(net, name, profile)

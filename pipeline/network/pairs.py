@@ -77,7 +77,7 @@ class PlanKernel:
         return self.kind in PRODUCTS or "_mha" in self.name
 
 
-def find_pairs(network: Network, plan: Any, built_network: Network | None = None) -> tuple[Pair, ...]:
+def find_quantized_pairs(network: Network, plan: Any, built_network: Network | None = None) -> tuple[Pair, ...]:
     """Return the quantized weights and quantize/dequantize pairs of a network, and whether kernels of the plan fuse
     them. ``built_network``: the network of equal structure from which the plan was built, if it is not ``network``."""
     built_network = built_network or network
@@ -158,10 +158,10 @@ def _read_kernels(plan: Any) -> tuple[PlanKernel, ...] | None:
     )
 
 
-def _parse_kernel(line: str, types: Mapping[str, str]) -> PlanKernel:
+def _parse_kernel(line: str, tensor_types: Mapping[str, str]) -> PlanKernel:
     named, read, computed = _STEP.match(line), _READ.search(line), _COMPUTED.search(line)
     assert named is not None
     tensors = _QUOTED.findall(read["tensors"]) if read is not None else []
-    codes = tuple(types[name] for name in tensors if types.get(name) in LOW)
+    codes = tuple(tensor_types[name] for name in tensors if tensor_types.get(name) in LOW)
     layers = frozenset(computed[1].split("\x1f")) if computed is not None else frozenset[str]()
     return PlanKernel(named["kind"], named["name"].strip('"'), layers, codes)

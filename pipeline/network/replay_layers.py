@@ -24,12 +24,12 @@ def _enum_member(enum_name: str) -> Encode:
     return lambda member: getattr(trt, enum_name).__members__[member]
 
 
-def _maker(method: str, inputs: int, **arguments: Encode) -> LayerMaker:
-    """Return a function that creates a layer by ``add_<method>`` with the first ``inputs`` inputs and attributes."""
+def _maker(method: str, input_count: int, **arguments: Encode) -> LayerMaker:
+    """Return a function that creates a layer by ``add_<method>`` with ``input_count`` inputs and with attributes."""
 
     def make(net: trt.INetworkDefinition, row: Layer, tensors: Inputs, weights: WeightsByRole) -> trt.ILayer:
         values = (encode(row.attribute(name)) for name, encode in arguments.items())
-        return getattr(net, f"add_{method}")(*tensors[:inputs], *values)
+        return getattr(net, f"add_{method}")(*tensors[:input_count], *values)
 
     return make
 

@@ -71,7 +71,7 @@ class RegisterValues:
 
     def in_registers(self, operand: torch.fx.Node, node: torch.fx.Node) -> bool:
         """Return whether a kernel may keep ``operand``, which ``node`` broadcasts, in registers: one element in each
-        thread, or a result that shifts the elements from which it was reduced and is broadcast to other elements."""
+        thread, or a reduction's result that a second reduction of the same elements needs, broadcast to others."""
         first = self._first_equal_node(operand)
         if first in self._kept:
             return True
@@ -113,7 +113,7 @@ class RegisterValues:
         return found.pop() if len(found) == 1 else None
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
-        """Return whether ``user``, a reader of a node, is a reduction, or leads to one by elementwise operators."""
+        """Return whether ``user``, a reader of a node, is a reduction, or leads to one by operators on its elements."""
         if has_reduction(user):
             return True
         is_in_place = keeps_positions(user) and node_shape(user) == node_shape(node)

@@ -31,7 +31,7 @@ def plan_only_detector(detector: Callable[[Plan], Iterable[Found]]) -> Callable[
     return lambda plan, _: detector(plan)
 
 
-def find_kernel_sources(plan: object) -> KernelOffsets:
+def find_kernel_offsets(plan: object) -> KernelOffsets:
     """Return the offset of each kernel's source in a serialized engine, by kernel name."""
     found: dict[bytes, int] = {}
     for each in _find_matches(_SOURCE, b"__global__ void ", plan):

@@ -159,13 +159,13 @@ class ShapeEnvironment(Mapping[str, Range]):
         return bounds(expr, self)
 
     @property
-    def names(self) -> dict[str, str]:
+    def user_names(self) -> dict[str, str]:
         """Return, by symbol, the user's name of each dynamic size that has one: ``{"s0": "x.shape[0]"}``."""
         return {name: s.places[0] for name, s in self.symbols.items() if s.places}
 
     def words(self, expr: object) -> str:
         """Return an expression as text in the user's names for sizes: ``x.shape[0] % 4 == 0``."""
-        return expression_text(expr, self.names)
+        return expression_text(expr, self.user_names)
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each dynamic size, with the user's terms for it, and for each relation between sizes."""

@@ -106,8 +106,8 @@ class Layouts:
 
     @cached_property
     def mergeable_gaps(self) -> frozenset[Terms | None]:
-        """The differences between one dim's stride and another's extent, which are 0 if the dims can be merged: of all
-        tensors, since einsum merges any dims. Python's hashes decide which of two equal conditions torch records."""
+        """For each two dims of each tensor, the stride of one minus the extent of the other: 0 if the two can merge.
+        Any two dims count, since einsum merges any. Of two equal conditions torch records an arbitrary one."""
         tensors = (v for v in node_values(self.graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
         layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)
         pairs = (itertools.permutations(zip(*layout, strict=True), 2) for layout in layouts)
