@@ -12,7 +12,7 @@ from benchmarks.zoo_decoders import DECODERS
 ENCODERS = (
     encoder("albert", embedding_size=32),
     encoder("bert"),
-    encoder("big_bird", read_from_attention="original_full"),
+    encoder("big_bird", attention_type="original_full"),
     encoder("camembert"),
     encoder("convbert", embedding_size=32),
     encoder("data2vec-text"),
@@ -64,7 +64,7 @@ ENCODERS = (
 
 BOTHS = (
     by_example(both("bart", **BOTH)),
-    both("bigbird_pegasus", **BOTH, read_from_attention="original_full"),
+    both("bigbird_pegasus", **BOTH, attention_type="original_full"),
     both("blenderbot", **BOTH),
     both("blenderbot-small", **BOTH),
     by_example(both("fsmt", **{**BOTH, "src_vocab_size": 100, "tgt_vocab_size": 100, "langs": ["en", "de"]})),

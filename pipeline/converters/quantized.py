@@ -23,7 +23,7 @@ FP4_FROM = (12, 0)
 PASSING = (Kind.COPIES, Kind.CASTS, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES)
 
 
-def check_engines_load(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
+def check_library(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Quantized networks need TensorRT-RTX 1.6 or later; FP4 also needs GPUs of compute capability 12.0 or later."""
     if not CAPABILITIES.quantization:
         return Rejection(f"{LIBRARY} does not support quantized networks", "run pip install 'tensorrt-rtx>=1.6.1'")
@@ -49,7 +49,7 @@ def check_dequantize(node: torch.fx.Node, settings: CompilationSettings) -> bool
     for dim, (size, each) in enumerate(zip(shape, block, strict=True)):
         if len(sizes) and each > 1 and size % each:
             return Rejection(f"the block size {each} does not divide dim {dim} of the weight, {size}")
-    return _check_dtype(node) and check_engines_load(node, settings)
+    return _check_dtype(node) and check_library(node, settings)
 
 
 def _check_dtype(node: torch.fx.Node) -> bool | Rejection:
@@ -62,7 +62,7 @@ def check_fake_quantize(node: torch.fx.Node, settings: CompilationSettings) -> b
     scale = argument(node, "scale")
     if isinstance(scale, torch.fx.Node) and scale.op != "placeholder":
         return Rejection("the quantization scale is computed; TensorRT supports constant scales only")
-    return _check_dtype(node) and check_engines_load(node, settings)
+    return _check_dtype(node) and check_library(node, settings)
 
 
 def reaches_quantized_convolution(node: torch.fx.Node | None) -> bool:
@@ -85,7 +85,7 @@ def check_blocks(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
         return Rejection(f"the rank is {value.dim()}; TensorRT computes scales of blocks for ranks 2 and 3 only")
     if value.shape[-1] % size:
         return Rejection(f"the block size {size} does not divide the last dim, {value.shape[-1]}")
-    return _check_dtype(node) and check_engines_load(node, settings)
+    return _check_dtype(node) and check_library(node, settings)
 
 
 @converts(operators.dequantize.default, validator=check_dequantize)
