@@ -241,9 +241,9 @@ class NodeBuilder:
         target = op_names.find_allowed_operator(row.target, self.reader.libraries, row.library)
         schema = target._schema.arguments if isinstance(target, OpOverload) else None
         if strange := sorted(kwargs.keys() - {argument.name for argument in schema or ()}):
-            raise MalformedError(f"{row.target} has no argument {strange[0][:60]!r}")
+            raise MalformedError(f"the operator {row.target} has no argument {strange[0][:60]!r}")
         if schema is not None and (why := _argument_mismatch(schema, len(args), kwargs)):
-            raise MalformedError(f"{row.target} {why}")
+            raise MalformedError(f"the operator {row.target} {why}")
         if (size := min_bytes_to_fill(target, args, kwargs)) > (most := self.reader.most):
             raise MalformedError(f"a node creates {size} bytes, and the file declares tensors of at most {most} bytes")
         if isinstance(target, HigherOrderOperator):

@@ -158,7 +158,7 @@ class Loader:
                 kernels=self.kernels(),
             )
         except MissingOperatorError as error:
-            raise ArtifactError(f"{self.path}: {error.message}", error.hint) from None
+            raise ArtifactError(f"{self.path} cannot be loaded: {error.message}", error.hint) from None
         except MalformedError as error:
             raise self.reader.damage_error(error.message) from None
         except RecursionError:

@@ -49,7 +49,7 @@ def decode_entry(reader: ContainerReader, data: bytes, entry_name: str) -> objec
     try:
         return decode_json(data)
     except ArtifactError as error:
-        raise reader.damage_error(f"entry {entry_name} {error.message}") from None
+        raise reader.damage_error(f"entry {entry_name}: {error.message}") from None
 
 
 def read_record(reader: ContainerReader, data: object, record_type: type[T], entry_name: str) -> T:

@@ -110,10 +110,10 @@ class MeasurementFile:
             with open_private(self.path) if self.given is None else self.path.open("rb") as file:
                 data = file.read(BYTES + 1)
             if len(data) > BYTES:
-                raise ArtifactError(f"it has more than {BYTES} bytes")
+                raise ArtifactError(f"the file has more than {BYTES} bytes")
             table: MeasurementTable = codec.from_json(decode_json(data), MeasurementTable)
             if table.schema != 1:
-                raise ArtifactError(f"it has the schema {table.schema}, and this version of pipeline reads schema 1")
+                raise ArtifactError(f"the file has schema {table.schema}, and this version of pipeline reads schema 1")
             return table.rows
         except FileNotFoundError:
             return ()

@@ -111,9 +111,9 @@ def warn_if_untested(library: str) -> None:
     """Warn, once in a process, if the installed release of a library is outside of its tested range."""
     own, tested = _installed_release(library), TESTED[library]
     if own and not tested.includes(own):
-        found = f"{library} {own} is installed, but only {tested} are tested (docs/{tested.page}.md)"
-        advice = f'compare results (verify=True), or pip install "{tested.pip_requirement(library)}"'
-        warn(f"{found}: {advice}", VersionWarning)
+        page, advice = f"docs/{tested.page}.md", f'pip install "{tested.pip_requirement(library)}"'
+        message = f"{library} {own} is installed, but only {tested} are tested ({page})"
+        warn(f"{message}: compare results (verify=True), or {advice}", VersionWarning)
 
 
 def _installed_release(library: str) -> str | None:
