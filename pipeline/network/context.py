@@ -49,7 +49,7 @@ class ConversionContext:
         net: the ``INetworkDefinition``; converters append to it.
         compilation_settings: the user's settings.
         requires_output_allocator: whether an output's shape is data-dependent.
-        weight_refit_map: engine weight name → tensor, as recorded.
+        weight_refit_map: the recorded weights, by their names in the engine.
         cpu_weights_reference_holder: tensors whose memory the network uses, which must stay alive until the engine is
             built.
         log: TensorRT's messages.
@@ -60,12 +60,12 @@ class ConversionContext:
         literals: the weights that are not parameters, by content-derived names.
         weights: the names of all weights, by memory address.
         recorded: the names under which converters recorded weights, by memory address.
-        made: the cached results of the method `cached`.
-        squeezed: results of convolutions before dims were squeezed: by ``id`` of the squeezed tensor, with the dims and
-            that tensor.
-        rounded_apart: the dtypes to which a tensor is cast after a barrier, and the kernel bug, by ``id``, with the
+        made: the results that the method `cached` keeps.
+        squeezed: by ``id`` of a convolution's squeezed result: the result before, the squeezed dims, and the squeezed
             tensor.
-        held_sizes: the sizes stored in tensors, by ``id``, with the tensor.
+        rounded_apart: by ``id`` of a tensor whose casts to some dtypes need a separate kernel: these dtypes, the
+            kernel bug, and the tensor.
+        held_sizes: by ``id`` of a tensor that stores a size: the size and the tensor.
         stand_ins: objects that replace the network's tensors in converters written for other compilers.
         shapes: tensors with their symbolic shapes (ints and expressions), by ``id`` of the tensor.
         ranges: the range of each symbol.
