@@ -111,7 +111,7 @@ def _save_bytes(call: OperatorCall) -> torch.Tensor:
     compiled = call.compiled()
     if compiled is None:
         hint = "keep a reference to the result of pipeline.default()(…) or pipeline.load until torch.export returns"
-        raise ArtifactError("torch.export has to save a module's compiled program, but the program was deleted", hint)
+        raise ArtifactError("torch.export has to save the compiled program of a module, but it was deleted", hint)
     with _disable_current_modes(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.trtp"
         save(compiled, path)
