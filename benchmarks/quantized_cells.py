@@ -30,9 +30,9 @@ PAGE: Final = Path(__file__).parents[1] / "docs" / "quantization-forms.md"
 HEAD: Final = """# Forms of quantization
 
 After this page you know which kinds of quantized models become quantized TensorRT layers. `python -m
-benchmarks.quantized_cells` writes the page. A row is a kind of quantization: the library, the dtype, and what shares a
-scale. A column is a model of one operator. The part before `;` is the result if only the weight is quantized, the part
-after `;` if weight and activations are quantized:
+benchmarks.quantized_cells` writes the page. A row is a kind of quantization: the library, the dtype, and which elements
+share a scale. A column is a model of one operator. In a cell, the part before `;` is the result if only the weight is
+quantized, and the part after `;` if weight and activations are quantized:
 
 - `weights`: the engine stores the weight in the low-precision dtype, with its scales.
 - `activations`: the activations' quantize/dequantize pair is fused into the matmul.

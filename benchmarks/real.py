@@ -30,6 +30,10 @@ from benchmarks.real_tables import Key, key
 DTYPES = ("float16", "bfloat16")
 METHODS = ("eager + graph", "torch.compile reduce-overhead")
 AUTOTUNE, PEER = "torch.compile max-autotune", "Torch-TensorRT + graph"
+MEASURING, COMPILING = "BENCHMARKS_MEASURING_CORES", "BENCHMARKS_COMPILING_CORES"
+"""Variables that tell a row's process the cores on which it measures, which nothing else uses, and all its others."""
+QUIET = 2
+"""Cores of the host that are left free for measurements, for each GPU, if there are eight times as many."""
 PAUSE = 0.1
 """Seconds between looks at the processes."""
 SAID = 400
@@ -99,6 +103,15 @@ class Running:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
+def cores(gpu: int, gpus: int) -> dict[str, str]:
+    """The cores on which rows of a GPU measure and compile, as variables; none on a small machine."""
+    every = sorted(os.sched_getaffinity(0))
+    if len(every) < 8 * QUIET * gpus:
+        return {}
+    parts = {MEASURING: every[QUIET * gpu : QUIET * (gpu + 1)], COMPILING: every[QUIET * gpus :]}
+    return {name: ",".join(map(str, part)) for name, part in parts.items()}
+
+
 def _visible(gpu: int) -> str:
     """The GPU of that number among those that this process sees."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -142,7 +155,7 @@ def run(
                 while len(running) < processes and (job := _next(waiting, running, most)):
                     gpu = min(range(gpus), key=lambda g: sum(each.job.heavy for each in running if each.gpu == g))
                     place = Path(tempfile.mkdtemp(dir=folder))
-                    running.append(Running(job, gpu, place, environment or {}, limit))
+                    running.append(Running(job, gpu, place, {**(environment or {}), **cores(gpu, gpus)}, limit))
                 time.sleep(PAUSE)
         finally:
             for each in running:
@@ -185,6 +198,7 @@ def child(options: argparse.Namespace, methods: Sequence[str]) -> int:
 
     name, dtype, file = options.child
     [row] = [each for each in rows() if each.name == name]
+    real_row.move_to_cores(os.environ.get(COMPILING, ""))
     report, turns = real_row.Report(Path(file)), real_row.Turns(real_row.of_this_gpu())
     how = {"torch_compile": options.torch_compile}
     found = real_row.run(row, dtype, options.device, report, turns, methods, options.exact, **how)

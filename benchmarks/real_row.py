@@ -25,6 +25,7 @@ from benchmarks.environment import environment
 from benchmarks.floors import speeds, work
 from benchmarks.gpu import HostMemory
 from benchmarks.methods import METHODS, Call, Clock, inductor, mode
+from benchmarks.real import COMPILING, MEASURING
 from benchmarks.real_models import Inputs, Row
 from benchmarks.real_tables import OURS
 from benchmarks.turns import REST, in_turns
@@ -64,16 +65,25 @@ class Turns:
 
 @contextlib.contextmanager
 def urgent() -> Iterator[None]:
-    """Within it, the host runs this thread before other processes, if the user may ask for that, so that calls are
-    launched in time while others compile."""
+    """Within it, the host runs this process before others, if the user may ask for that, and on cores of its own, if
+    `benchmarks.real` left some free, so that calls are launched in time while others compile."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -20)
+    move_to_cores(os.environ.get(MEASURING, ""))
     try:
         yield
     finally:
+        move_to_cores(os.environ.get(COMPILING, ""))
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, before)
+
+
+def move_to_cores(cores: str) -> None:
+    """Run all threads of this process on these cores, "0,1"; nothing if none are named."""
+    for thread in Path("/proc/self/task").iterdir() if cores else ():
+        with contextlib.suppress(OSError):  # it has ended
+            os.sched_setaffinity(int(thread.name), {int(core) for core in cores.split(",")})
 
 
 def of_this_gpu() -> Path:
@@ -297,7 +307,8 @@ def _repeated(call: Call) -> None:
 
 
 def measured(calls: dict[str, Call]) -> dict[str, dict[str, float]]:
-    """Two measures of each call: ms of the GPU for one that is awaited, and ms for one of many that are not."""
+    """Two measures of each call, of its quietest turn: ms of the GPU for a call that is awaited, and ms for one of many
+    that are not."""
     for name, call in calls.items():
         with mode(name):
             _repeated(call)
@@ -307,7 +318,7 @@ def measured(calls: dict[str, Call]) -> dict[str, dict[str, float]]:
     count = min(AT_MOST, max(3, round(SECONDS / (time.perf_counter() - start))))
     times = in_turns(calls, mode, rest=0, rounds=ROUNDS, warm_up=WARM_UP, count=count)
     return {
-        name: {"gpu_ms": found["gpu_ms"], "queued_ms": round(1e3 / found["calls_per_second"], 4)}
+        name: {"gpu_ms": found["gpu_ms_quiet"], "queued_ms": round(1e3 / found["calls_per_second_quiet"], 4)}
         for name, found in times.items()
     }
 

@@ -89,7 +89,7 @@ calls are enqueued.
 - *Ours* is measured with `cuda_graphs=True`. Rows *with torch.compile* also use the setting `torch_compile`.
 - *Best other* is the fastest of eager PyTorch (in a CUDA graph if one can be recorded), `torch.compile`, and
   Torch-TensorRT, as far as these were measured; the next column names it.
-- *Ratio* is our time divided by the best other time, for that of the two times where we compare worse.
+- *Ratio* is our time divided by the best other time, computed for both times of a cell; the larger ratio is shown.
 - *Floor* is a lower bound of the GPU's time (`python -m benchmarks.floors`), the longer of two times: all matmuls and
   convolutions at the speed of one large matmul; all weights, inputs and outputs at the speed of a copy. *Share* is the
   floor divided by our time.

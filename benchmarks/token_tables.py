@@ -44,8 +44,8 @@ Decoders with random weights (Llama, unless the name is of another architecture)
 `cuda_graphs=True`. A *decoder step* is one call for a token or a prompt; it writes the last positions of the KV cache.
 Each cell has two times in milliseconds: of a step when the CPU waits after each step / when steps are enqueued one
 after the other. The column `torch.compile` is transformers' model with a static cache and `mode="reduce-overhead"`.
-*Ratio* is our time divided by that of `torch.compile`, for that of the two times where we compare worse. *Copy* is the
-bandwidth at which our step reads weights, divided by the GPU's copy bandwidth.
+*Ratio* is our time divided by that of `torch.compile`, computed for both times of a cell; the larger ratio is shown.
+*Copy* is the bandwidth at which our step reads weights, divided by the GPU's copy bandwidth.
 """
 SUMMARY_COLUMNS = ["model", "dtype", "batch", "positions", "tokens", "on", "ours", "torch.compile", "ratio", "copy"]
 OURS, COMPILED = ("pipeline + graph", "pipeline + graph, prompt_lens"), "static cache, reduce-overhead"

@@ -51,13 +51,13 @@ def in_turns(
     changes them all. ``around`` gives what a turn of a call happens in; ``rounds``, ``warm_up`` and ``count`` are fewer
     for calls that take long.
 
-    ``gpu_ms`` on the GPU and ``host_us`` of the host, medians of calls that are each awaited, and ``host_us_quiet``,
-    the median of the turn in which it was least: what else runs on a machine slows the host; ``calls_per_second``, the
+    ``gpu_ms`` on the GPU and ``host_us`` of the host, medians of calls that are each awaited; ``calls_per_second``, the
     median of the turns', when none is awaited; ``loop_us`` for a loop of Python before each turn, which tells how fast
-    the host was then.
+    the host was then. What else runs on a machine slows all these: ``_quiet`` ones are of the turn in which they were
+    best.
     """
     awaited: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
-    hosts: dict[str, list[float]] = {name: [] for name in calls}
+    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     rates: dict[str, list[float]] = {name: [] for name in calls}
     loops: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 1):
@@ -69,7 +69,9 @@ def in_turns(
                     loops[name].append(_loop())
                     once = [_once(call) for _ in range(count)]
                     awaited[name] += once
-                    hosts[name].append(statistics.median(us for _, us in once))
+                    turns[name].append(
+                        (statistics.median(ms for ms, _ in once), statistics.median(us for _, us in once))
+                    )
                     rates[name].append(_rate(call, count))
         if calls and not number:
             torch.cuda.synchronize()
@@ -77,9 +79,11 @@ def in_turns(
     return {
         name: {
             "gpu_ms": round(statistics.median(ms for ms, _ in awaited[name]), 4),
+            "gpu_ms_quiet": round(min(ms for ms, _ in turns[name]), 4),
             "host_us": round(statistics.median(us for _, us in awaited[name]), 1),
-            "host_us_quiet": round(min(hosts[name]), 1),
+            "host_us_quiet": round(min(us for _, us in turns[name]), 1),
             "calls_per_second": round(statistics.median(rates[name]), 1),
+            "calls_per_second_quiet": round(max(rates[name]), 1),
             "loop_us": round(statistics.median(loops[name]), 1),
         }
         for name in calls

@@ -1,4 +1,4 @@
-"""pipeline: compile PyTorch models to TensorRT engines by composing pure stages over frozen records.
+"""pipeline: compile PyTorch models to TensorRT engines by stages, pure functions that pass on frozen records.
 
 import pipeline
 

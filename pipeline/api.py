@@ -1,5 +1,5 @@
-"""Connect the methods of `Compiled` and `Profile` to the packages that implement them. `Compiled` imports this module
-at the first call of such a method."""
+"""Connect the methods of `Compiled` and `Profile` to the packages that implement them.
+`Compiled` imports this module at the first call of such a method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to use here in place of settings of Torch-TensorRT and of renamed settings."""
+"""Tables of what replaces Torch-TensorRT's settings, and settings of this package that were renamed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Limit the memory for constants that a saved program computes from parameters or creates (``full``, ``arange``).
+"""Limit the memory of the constants that a saved program computes when it is loaded or called.
+These are computed from parameters (recipes), or created by ``full``, ``arange`` and the like.
 
 A few bytes of a malicious file can request a tensor of any size. So a file declares its largest constant, `inspect`
-prints it, and a program that requests a larger one is not loaded. The sizes of recipes' results (a recipe is the calls
-that compute a constant from parameters) are found on fake tensors.
+prints it, and a program that requests a larger one is not loaded. Recipes run on fake tensors to find their results'
+sizes.
 """
 
 from __future__ import annotations

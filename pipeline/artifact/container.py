@@ -1,6 +1,7 @@
-"""The container of a saved program: a zip file with compressed text entries and other entries to memory-map.
+"""The container of a saved program: a zip file whose entries start at multiples of 4 KiB.
+Text entries are compressed; other entries are not, so that they can be memory-mapped. The file states the size of
+uncompressed text, which is limited.
 
-All entries start at multiples of 4 KiB. The size of the uncompressed text is in the file, and it is limited.
 A file's content has exactly one valid encoding: the reader compares every byte outside the entries' data with the
 writer's output. The archive's comment is the SHA-256 of the manifest, the last entry, which contains the digests of all
 other entries. So every altered byte is detected before the data is used.

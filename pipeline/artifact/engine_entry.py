@@ -1,4 +1,5 @@
-"""Entries of the engine cache: an engine's plan and its description, both verified before use."""
+"""Entries of the engine cache: an engine's plan and its description, which are verified before use.
+An entry's key is a digest of everything that an engine depends on, but not of names."""
 
 from __future__ import annotations
 

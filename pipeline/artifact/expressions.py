@@ -1,8 +1,8 @@
-"""Convert sizes to JSON and back: a sympy expression becomes a list of the function's name and the arguments.
+"""Convert symbolic sizes to JSON and back: a sympy expression becomes a list of its function's name and arguments.
+The reader accepts a fixed set of functions and evaluates no text.
 
 ``s0*2 + 1`` is ``["Add", 1, ["Mul", 2, ["Symbol", "s0", "integer", "positive"]]]``. A name with ``!`` marks a function
-that stays unevaluated; sympy would otherwise simplify it. The reader accepts a fixed set of functions, and evaluates no
-text.
+that stays unevaluated; sympy would otherwise simplify it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Convert torch.fx graphs to JSON, a row for each node: name, target, arguments, dtype and sizes of the result.
-Operators that run in PyTorch are looked up when the graph is loaded; of those in engines only the names are saved."""
+"""Convert torch.fx graphs to JSON, a row per node: name, target, arguments, dtype and sizes of the result.
+When a graph is loaded, operators that run in PyTorch are looked up; of nodes in engines it has only operator names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Encode and decode the JSON of saved programs, and define the errors for malformed files.
-The loader adds the file's name to these errors."""
+"""Encode and decode the JSON of saved programs, and raise errors for malformed files.
+This module defines the type of the data and the allowed characters. The loader adds the file's name to the errors."""
 
 from __future__ import annotations
 

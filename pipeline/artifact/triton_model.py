@@ -1,5 +1,5 @@
-"""Serve ``model.trtp``, a saved program in this file's folder, as a model of NVIDIA Triton's Python backend. ``pipeline
-serve-config`` copies this file to a model repository. Requests are batched if config.pbtxt has a ``max_batch_size``."""
+"""Serve ``model.trtp``, a saved program in this file's folder, as a model of NVIDIA Triton's Python backend.
+``pipeline serve-config`` copies this file to a model repository. ``max_batch_size`` in config.pbtxt enables batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Map each node target to the function that executes it, and operator names in files and recipes to operators.
+"""Map each node target to the function that executes it, and operator names in saved files to operators.
 
 The functions that execute targets accept inputs of any memory layout, return no uninitialized memory, and refuse to
 compute integers that would fill the memory.

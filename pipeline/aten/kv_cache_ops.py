@@ -1,5 +1,5 @@
-"""Define operators that write rows into a KV cache: ``pipeline::cache_update``, which engines compute in place, and
-``pipeline::cache_write``, which PyTorch computes."""
+"""Define two operators that write rows into a KV cache: one for engines, and one for PyTorch.
+Engines compute ``pipeline::cache_update`` in place; PyTorch computes ``pipeline::cache_write``."""
 
 from __future__ import annotations
 

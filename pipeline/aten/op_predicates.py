@@ -1,5 +1,5 @@
-"""Define predicates on calls in a graph, by operator and arguments. `conditional_reason` finds calls that must run only
-if their branch is selected, since an engine computes both branches and then selects."""
+"""Define predicates on calls in a graph, by operator and arguments.
+`conditional_reason` finds calls that must run only if their branch is selected: an engine computes both branches."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Define custom operators ``pipeline::…``: markers, which return a tensor unchanged and record a fact about it in the
-program; ``size``, which returns a (data-dependent) size as a tensor; and recurrences over tokens.
+"""Define the custom operators ``pipeline::…``: markers, sizes as tensors, and recurrences over tokens.
+A marker returns a tensor unchanged, and so records a fact about it in the program.
 
 Recurrences are the stateful layers of language models, for any number of tokens. An engine computes a single token by
 the recurrence itself, and several tokens in parallel chunks (`pipeline.impl.linear_attention`,

@@ -1,5 +1,5 @@
-"""Define recurrent layers over sequences of different lengths: ``pipeline::packed_lstm`` and its siblings compute
-torch's result for a packed sequence from padded rows and lengths."""
+"""Define recurrent layers over sequences of different lengths (packed sequences).
+``pipeline::packed_lstm`` and its siblings compute torch's result for a packed sequence from padded rows and lengths."""
 
 from __future__ import annotations
 

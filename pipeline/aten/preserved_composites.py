@@ -1,4 +1,4 @@
-"""Preserve composite operators during tracing, in which torch would decompose them to steps or device kernels.
+"""Preserve composite operators during tracing; torch would decompose them to several operators or device kernels.
 
 During tracing, decompositions call a stand-in (``STAND_INS``), an operator whose result shapes ``SHAPES`` computes. In
 the traced graph it is then replaced by the composite operator.

@@ -1,5 +1,5 @@
-"""Save memory in builds. Weights computed for TensorRT are stored in an unnamed, memory-mapped file, of which only the
-part being read is in memory; memory that TensorRT frees is returned to the operating system."""
+"""Save memory in builds: keep weights in a memory-mapped file, and return freed memory to the operating system.
+The file has no name, and holds the weights that are computed for TensorRT; only the part being read is in memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Apply the facts in `ExportNotes` to a program: constants in place of `pipeline.Constant` inputs; outputs that report
-whether a call takes another branch than the example; warnings of data-dependent conditions that engines do not check;
-and the ranges of symbols in each profile."""
+"""Apply the facts that an export found (`ExportNotes`) to the exported program.
+They add constants for `pipeline.Constant` inputs; outputs that say whether a call takes another branch than the
+example; warnings of data-dependent conditions that engines do not check; and the ranges of symbols in each profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functionalize by rewriting: convert an exported graph with mutation to a graph without, in linear time.
+"""Functionalize by rewriting: convert an exported graph with mutation to one without mutation, in linear time.
 
 torch's own functionalization traces the program again. Here each write becomes a new value of the written tensor and,
 by the rules in ``views``, of the tensors that it is a view of. Later reads of other views of the same memory recompute

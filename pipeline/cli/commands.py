@@ -1,5 +1,5 @@
-"""The entry point of the command line: ``pipeline compile``, ``bisect``, ``support``, ``print``, ``inspect``, ``run``,
-``generate``, ``report``, ``diff``, ``plan`` and more. A command's module is imported only if the command is run.
+"""The entry point of the command line: parse the arguments, and run the chosen command, such as ``pipeline compile``.
+A command's module is imported only if the command is run.
 
 Exit codes: 0 for success; 1 if a valid request failed; 2 for wrong input, with the reason on one line of stderr; 130
 after Ctrl-C; 141 if the output pipe was closed.

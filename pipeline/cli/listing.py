@@ -32,17 +32,16 @@ def operator_lines() -> str:
 PAGE_HEAD = """# Operators
 
 After this page you know where an operator runs, and within which limits. `pipeline support TARGET` shows the schema,
-the converter and the limits of one; `pipeline support --markdown` writes this page.
+the converter and the limits of one operator; `pipeline support --markdown` writes this page.
 
-Names without a namespace are of `aten`; one without an overload stands for all overloads that we know. Composite
-operators, which PyTorch itself writes in terms of others, are not listed: they are decomposed, and their parts looked
-up.
-Every operator that is not here runs in PyTorch, and `Compiled.coverage` has the reason.
+Names without a namespace are of `aten`; a name without an overload stands for all its overloads that we support.
+Composite operators are not listed: PyTorch defines them by other operators, to which they are decomposed.
+All other operators run in PyTorch, and `Compiled.coverage` has the reason.
 
-A tensor has rank {rank} at most and one of the dtypes {dtypes}.
-int8 is taken by TensorRT 10 and 11 but not by TensorRT-RTX, which has it for quantized weights only. float64 is
-computed in float32 if `truncate_double=True`, and else in PyTorch, except for rotary positions and their like, which
-end as float32 (the pass `split_doubles`). Engines have the real and the imaginary part of a complex value.
+In engines, a tensor has rank {rank} at most and one of the dtypes {dtypes}.
+TensorRT 10 and 11 also have int8 tensors; TensorRT-RTX has int8 for quantized weights only. Operators on float64 run in
+PyTorch, or in float32 if `truncate_double=True`; values that are later cast to float32, such as rotary positions, are
+computed in engines (the pass `split_doubles`). Complex values become pairs of reals.
 """
 
 

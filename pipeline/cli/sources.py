@@ -1,5 +1,5 @@
-"""Load the model that the command line compiles: a ``.pt2``, TorchScript or ONNX file, or the result of a factory
-``package.module:name``, which also returns the model's inputs."""
+"""Load the model that the command line compiles: from a file, or by calling a factory.
+A file is ``.pt2``, TorchScript or ONNX. A factory is ``package.module:name``, and may also return the inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Select the ledger that records a run: one of the observers, the progress bars on a terminal, or a hidden ledger."""
+"""Select the `Ledger` that records a run's time and memory: an observer, the progress bars, or a hidden ledger."""
 
 from __future__ import annotations
 

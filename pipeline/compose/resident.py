@@ -1,4 +1,4 @@
-"""Measure the resident memory of processes on Linux; on other systems it is 0."""
+"""Measure the resident memory of processes on Linux; on other systems, return 0."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Convert casts, the primitives (``prims``) that torch's decompositions produce, and operators that return their input
-unchanged in an engine, which has no memory formats, storage or autograd."""
+"""Convert casts, torch's primitives (``prims``), and operators that return their input unchanged in an engine.
+torch's decompositions produce the primitives. An engine has no memory formats, storage or autograd."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Convert collectives of sharded programs to TensorRT layers, if `collectives_in_engine` is set: the ranks of one NCCL
-group then exchange tensors inside their engines."""
+"""Convert collectives of sharded programs to TensorRT layers, if `collectives_in_engine` is set.
+The ranks of one NCCL group then exchange tensors inside their engines."""
 
 from __future__ import annotations
 

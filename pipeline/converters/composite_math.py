@@ -1,5 +1,5 @@
-"""Decompose operators to operators that have converters: elementwise functions without a TensorRT layer, losses that
-torch decomposes incorrectly, distances between vectors, sums of products, and overlap-add."""
+"""Decompose elementwise functions, losses, vector distances, sums of products, and overlap-add.
+The elementwise functions have no TensorRT layer, and torch's own decompositions of the losses are incorrect."""
 
 from __future__ import annotations
 

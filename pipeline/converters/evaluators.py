@@ -1,5 +1,5 @@
-"""Define evaluators: converters that add no layer. A size is an expression over the program's symbols; layers compute
-the size only if another layer reads it (``pipeline.impl.base.shape_tensor``)."""
+"""Define evaluators: converters that add no layer, for sizes, conditions, assertions and results of other operators.
+Sizes are symbolic expressions; layers compute a size only if a layer reads it (``pipeline.impl.base.shape_tensor``)."""
 
 from __future__ import annotations
 

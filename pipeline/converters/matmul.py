@@ -1,5 +1,5 @@
-"""Convert matmuls and linear layers. Decompose einsum of two tensors to a matmul with as few dims as possible, and
-grouped matmuls (mixture of experts), which multiply each group of rows by its own matrix.
+"""Convert matmuls and linear layers; decompose einsum of two tensors, and grouped matmuls (mixture of experts).
+Einsum becomes a matmul with as few dims as possible. A grouped matmul multiplies each group of rows by its own matrix.
 
 torch's own decomposition of einsum creates tensors with a dim for every letter of the equation; TensorRT-RTX 1.4 fails
 to build some of those in float16 (CvT), and does not recognise attention in them.

@@ -1,5 +1,5 @@
-"""Convert recurrent layers (LSTM, GRU, RNN with tanh or relu), gated linear attention and the selective scan, for a
-static or dynamic number of steps; and KV cache updates at positions that a tensor holds."""
+"""Convert recurrent layers (LSTM, GRU, RNN), gated linear attention, the selective scan, and KV cache updates.
+The number of steps may be dynamic. A tensor holds the positions of a cache update."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Implement ``decompose``: decompositions, constant folding into recipes, and complex numbers as pairs of reals."""
+"""Implement ``decompose``: decompositions, constant folding, and complex numbers as pairs of reals."""

@@ -1,5 +1,5 @@
-"""List the functions that can decompose a call (registered ones, torch's, and torch's composites), find those that lead
-to a user's operator, and compare a decomposition's results with the operator's (number, dtype, rank, sizes)."""
+"""List the functions that can decompose a call (registered ones, torch's, composites), and check their results.
+Find those that lead to a user's operator. Results must agree with the operator's in number, dtype, rank and sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fold constants into recipes: the second half of ``decompose``.
+"""Fold constants, for ``decompose``: each becomes a recipe, the operator calls that compute it from parameters.
 
 A node is constant if it is deterministic, has a static shape and reads only constants. Constants that other nodes read
 become placeholders, each with the recipe that computes it. A result much larger than its inputs (an expanded mask, say)

@@ -1,5 +1,4 @@
-"""Normalize quantized graphs: rewrite every operator in `FORMS` as plain operators and the operators of
-`pipeline.aten.quantized`.
+"""Normalize quantized graphs: rewrite the operators in `FORMS` as plain operators and ``pipeline.aten.quantized`` ones.
 
 This runs before any decomposition, since quantize/dequantize pairs are recognised by their operators.
 """

@@ -1,5 +1,5 @@
-"""Express all kinds of quantization: as quantized values and a scale where TensorRT has layers for it, else as plain
-arithmetic.
+"""Express all kinds of quantization by TensorRT's quantization layers where possible, else as plain arithmetic.
+The layers read quantized values and a scale.
 
 Quantized weights are never folded to floats. Activations become a quantize/dequantize pair if their scale is a constant
 number and their values use the full range of a type. Activations with zero points, data-dependent scales or a narrower

@@ -1,5 +1,5 @@
-"""List the quantization operators of exported models: NVIDIA ModelOpt's, torchao's (PT2E and ``quantize_``), and
-torch's. Operators are recognised by the names of their schemas, so none of these libraries is needed.
+"""Rewrite the quantization operators of exported models: NVIDIA ModelOpt's, torchao's and torch's.
+Operators are recognised by the names of their schemas, so none of these libraries is needed.
 
 Each function is called a form: it expresses a call in plain operators and operators of `pipeline.aten.quantized`.
 """

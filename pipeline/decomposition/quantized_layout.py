@@ -1,4 +1,4 @@
-"""Lay out quantized weights so that TensorRT's builder fuses them.
+"""Lay out quantized weights so that TensorRT's builder fuses their dequantization into the kernel that reads them.
 
 Operators that move dequantized elements move the quantized values instead, so that a linear layer's weight is a
 quantized ``[K, N]`` matrix without a transposition. Later casts and scales become part of the dequantization. Weights

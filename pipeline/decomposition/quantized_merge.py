@@ -1,5 +1,5 @@
-"""Rewrite matmuls by quantized weights so that TensorRT-RTX's builder fuses the dequantization: matmuls of 2-D tensors,
-which are merged if they read the same rows.
+"""Rewrite matmuls by quantized weights so that TensorRT-RTX's builder fuses the dequantization.
+The matmuls become matmuls of 2-D tensors, and those that read the same rows are merged.
 
 The builder itself merges matmuls of the same tensor (by the weights of query, key and value, say), and dequantizes
 their weights for that: either during the build, which loses the saving, or in a separate kernel. One matmul with

@@ -1,5 +1,5 @@
-"""Define forms with several results: PT2E's operators that compute scales and zero points at each call, and fake
-quantizers that also return a mask for gradients, to which torch decomposes its fake quantizers.
+"""Rewrite quantization operators with several results: those that compute scales, and fake quantizers with a mask.
+PT2E's compute scales and zero points at each call. torch decomposes fake quantizers to ones with a mask.
 
 Scales are float32; the library has float64, which TensorRT lacks. Zero points are integers, stored as float32.
 """

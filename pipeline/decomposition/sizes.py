@@ -1,4 +1,4 @@
-"""Compute a tensor's size from the sizes of inputs if nothing reads the tensor's elements, so that it is not computed.
+"""Do not compute tensors of which only the size is read: compute the size from the sizes of inputs.
 
 ``torch.full_like(layer(x), 0.5)`` needs no layer: its size follows from the size of ``x``.
 """

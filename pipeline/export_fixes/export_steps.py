@@ -1,4 +1,4 @@
-"""Wrap functions of torch.export: the pass over buffers, guards, logs, the tracer's module hooks, and transforms."""
+"""Wrap internal steps of torch.export: buffer copies, guards, logs, module hooks of the tracer, and transforms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for the largest element of tensors made of sizes: ``torch.tensor(x.shape[0]).item()`` is ``x.shape[0]``.
+"""Rules for the largest element of tensors that hold sizes: ``torch.tensor(x.shape[0]).item()`` is ``x.shape[0]``.
 
 During a trace, torch creates a new symbol for each number that Python reads from a tensor, and no engine can compute
 with that symbol. The rules avoid such symbols: they track the largest element of integer tensors that are computed from

@@ -1,5 +1,5 @@
-"""Rewrite calls in a model that torch.export rejects, or whose result it would make constant: ``x.data``, uint8 masks,
-0-d index tensors, pooling over dynamic sizes, and ``torch.istft`` with a dynamic length."""
+"""Rewrite calls in a model that torch.export rejects, or whose result it would make constant.
+They are ``x.data``, uint8 masks, 0-d index tensors, pooling over dynamic sizes, ``torch.istft`` of dynamic length."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``Request``: the checked inputs and ranges of a capture, with the sizes of each profile. ``ExportNotes``: facts
-found during an export that the ``ExportedProgram`` does not contain."""
+"""Define ``Request`` (the checked inputs and size ranges of a capture) and ``ExportNotes`` (facts found in an export).
+A request has the sizes of each profile. The facts are those that the ``ExportedProgram`` does not contain."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Wrap torch's functions that must handle known values of fake tensors (besides `FakeTensorMode.dispatch`): creation of
-fake buffers and inputs, reads of numbers from proxies, and indexing by tensors."""
+"""Wrap torch's functions that must keep or read the known values of fake tensors during an export.
+They create fake buffers and inputs, read numbers from proxies, and index by tensors."""
 
 from __future__ import annotations
 

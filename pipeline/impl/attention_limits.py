@@ -1,5 +1,5 @@
-"""The table of conditions under which TensorRT fuses an attention into one kernel. The converter reads it; for each
-condition, tests check a case that meets it and one that violates it."""
+"""The table of conditions under which TensorRT fuses an attention into one kernel.
+The converter reads it; for each condition, tests check a case that meets it and one that violates it."""
 
 from __future__ import annotations
 

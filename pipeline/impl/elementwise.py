@@ -1,5 +1,5 @@
-"""Add elementwise layers of two or more tensors, with eager's type promotion and broadcasting. For bools TensorRT has
-only logic layers, so other operations on bools use int32."""
+"""Add elementwise layers of two or more tensors, with eager's type promotion and broadcasting.
+For bools TensorRT has only logic layers, so other operations on bools use int32."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Add powers, quotients and remainders with eager's signs and rounding. Integer results are exact; powers with small
-integer exponents are repeated multiplications."""
+"""Add powers, quotients and remainders with eager's signs and rounding.
+Integer results are exact; powers with small integer exponents are repeated multiplications."""
 
 from __future__ import annotations
 

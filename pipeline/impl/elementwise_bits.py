@@ -1,4 +1,4 @@
-"""Add bitwise operations. Bools use logic layers; integers are split into 4-bit digits, and pairs index a table."""
+"""Add bitwise operations: of bools by logic layers, of integers by a table of the results for pairs of 4-bit digits."""
 
 from __future__ import annotations
 

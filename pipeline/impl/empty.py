@@ -1,4 +1,4 @@
-"""Work around kernels that leave a result unwritten if they loop over another tensor that is empty (`empty-loops`)."""
+"""Work around kernels that leave a result unwritten if another tensor is empty (the bug `empty-loops`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Add pooling over the last one, two or three dims by TensorRT's layer; averages are computed in float32. The layer
-does not support dilation, adaptive pooling, integers or returned indices: these variants gather the elements of each
-window along a new dim and reduce it, dim by dim."""
+"""Add pooling over the last one, two or three dims by TensorRT's layer; averages are computed in float32.
+The layer does not support dilation, adaptive pooling, integers or returned indices: these variants gather the elements
+of each window along a new dim and reduce it, dim by dim."""
 
 from __future__ import annotations
 

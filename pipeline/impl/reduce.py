@@ -1,5 +1,5 @@
-"""Add reductions along dims: half precision accumulates in float32, integers in int64. Variance, norms and log-sum-exp
-are computed in float32 and rounded once; histograms count the elements above each bin edge."""
+"""Add reductions along dims: half precision accumulates in float32, integers in int64.
+Variance, norms and log-sum-exp are computed in float32 and rounded once; histograms count elements above bin edges."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Add cumulative operators (scans) along a dim: sums by TensorRT's Cumulative layer; products, extrema and log-sum-exp
-by a parallel scan, which combines each element with the element 1, 2, 4, … positions before it."""
+"""Add cumulative operators along a dim: sums by TensorRT's Cumulative layer, others by a parallel scan.
+The others are products, extrema and log-sum-exp. A scan combines elements with those 1, 2, 4, … positions before."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Resize the last dims, and sample at given coordinates, by TensorRT's layers. If a layer's coordinates differ from
-eager's, each result is instead a weighted sum of elements at positions known at build time (taps), dim by dim."""
+"""Resize the last dims, and sample at given coordinates, by TensorRT's layers or by weighted sums.
+Sums are used where a layer's coordinates differ from eager's: of elements at fixed positions (taps), dim by dim."""
 
 from __future__ import annotations
 

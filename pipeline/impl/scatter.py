@@ -1,5 +1,5 @@
-"""Add scatters and cache updates. TensorRT's scatter supports only distinct indices; if indices may repeat, every
-position is compared with all indices, and the matching values are reduced. Its KVCacheUpdate layer writes in place."""
+"""Add scatters, also with repeated indices, and in-place updates of a KV cache.
+TensorRT's scatter needs distinct indices. If some may repeat, each position reduces the values of matching indices."""
 
 from __future__ import annotations
 

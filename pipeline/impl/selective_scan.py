@@ -1,5 +1,5 @@
-"""Add Mamba's selective scan: by the recurrence for one token, by a parallel scan for several, in chunks for many
-tokens. The scan combines each state with the decayed state 1, 2, 4, … tokens before it."""
+"""Add Mamba's selective scan: a recurrence for one token, a parallel scan for several, and chunks for many tokens.
+The parallel scan combines each state with the decayed state 1, 2, 4, … tokens before it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Add slices by ATen's rules: bounds are clamped, count from the end if negative, and may be dynamic. Padding uses
-slices that extend beyond their tensor."""
+"""Add slices by ATen's rules: bounds are clamped, count from the end if negative, and may be dynamic.
+Padding uses slices that extend beyond their tensor."""
 
 from __future__ import annotations
 

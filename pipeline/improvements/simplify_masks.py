@@ -1,5 +1,5 @@
-"""simplify_masks: simplify attention masks that are known at compile time to hide nothing or only later positions. Mark
-a mask as open if every row provably has an unmasked key.
+"""simplify_masks: simplify attention masks that are known at compile time to hide nothing or only later positions.
+A mask is marked as open if every row provably has an unmasked key.
 
 Models compute such masks from ranges of positions, ``arange(n)[:, None] >= arange(n)``, whose sizes may be dynamic.
 """

@@ -1,5 +1,5 @@
-"""Recognise writes of consecutive rows (``index_copy``, ``index_put``, ``slice_scatter``), and find the first written
-position, if the graph shows that an index counts up from it."""
+"""Recognise operators that write consecutive rows, and find the first row that they write.
+They are ``index_copy``, ``index_put`` and ``slice_scatter``; the graph must show that the index counts up by 1."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Define ``NetworkHandle``, a TensorRT network in memory with all objects that it references.
-Also create ``trt.Weights`` of low-bit quantized values, which are stored in byte tensors."""
+"""Define ``NetworkHandle``: a TensorRT network in memory, with all objects that it references.
+Also create ``trt.Weights`` of low-bit quantized values that are stored in byte tensors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Define marks: workarounds for bugs of TensorRT's kernels at certain nodes of a segment.
-The stage `avoid_faults` sets marks; the stage `convert` applies them."""
+"""Define marks: a pass marks nodes for workarounds of bugs in TensorRT's kernels, and conversion applies these."""
 
 from __future__ import annotations
 

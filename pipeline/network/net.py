@@ -1,5 +1,5 @@
-"""Define ``Net``, the network that converters receive, with the name prefix of the node that they convert.
-Converters of the LEGACY calling convention receive a ``LegacyNetwork``."""
+"""Define the networks that converters receive: ``Net`` and ``LegacyNetwork``.
+``Net`` has the current node's name; ``LegacyNetwork`` is for converters of the LEGACY calling convention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find out from an engine's plan which quantized weights and activations matmuls read in quantized form.
+"""Find in an engine's plan which quantized weights and quantize/dequantize pairs a matmul reads in quantized form.
 
 A plan of TensorRT-RTX contains its program as text: for each kernel, the layers that it computes and the tensors that
 it reads, with their types. The format is undocumented, so for a plan without such text the result is unknown.

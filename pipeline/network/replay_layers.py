@@ -1,4 +1,4 @@
-"""Create TensorRT layers from rows (their descriptions), with the arguments that TensorRT requires.
+"""Create TensorRT layers from the rows of a network description, with the arguments that TensorRT requires.
 
 `replay` creates a layer here, with the arguments of its `add_` method, and sets the attributes that differ from its
 row. At the end it connects optional inputs and inputs from later layers.

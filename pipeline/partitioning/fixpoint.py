@@ -1,4 +1,4 @@
-"""Decide which units run in engines: all that can, unless cuts cost too much, or engines are too small or too many."""
+"""Decide which operators run in engines: all that can, unless cuts cost too much or engines are too small or many."""
 
 from __future__ import annotations
 

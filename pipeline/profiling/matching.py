@@ -1,5 +1,5 @@
-"""Find which layers of the network each row of TensorRT's profiler measures: by the engine's plan, the engine
-inspector, or names.
+"""Find which layers of the network each row of TensorRT's profiler measures.
+The engine's plan, the engine inspector or names tell.
 
 TensorRT names a row after a kernel that computes several layers (``__myl_MulAddRelu_myl0_3``), or after the layers
 (``conv1 + relu``). The plan lists the layers of each kernel, in order; a row's name may end with the kernel's number in

@@ -1,4 +1,4 @@
-"""Find the operands that must be expanded before an elementwise layer broadcasts them (`broadcast-in-reductions`).
+"""Find operands to expand before an elementwise layer broadcasts them (to avoid the bug `broadcast-in-reductions`).
 
 A reduction kernel of TensorRT-RTX stores per-element values in its threads' registers for layers after the reduction.
 If such a layer broadcasts a value, versions 1.4, 1.5 and 1.6.1 read the registers of threads that do not have it:

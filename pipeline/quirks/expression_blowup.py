@@ -1,4 +1,5 @@
-"""Find the values to compute in separate kernels, lest a kernel's expression grow exponentially (`expanded-loops`).
+"""Find values to compute in kernels of their own, so that no kernel's expression grows exponentially.
+This avoids the bug `expanded-loops`.
 
 TensorRT-RTX inlines values that a kernel reads through views, small reductions and matmuls over few elements, once for
 each read. Repeating ``u[1:] + u[:-1]`` on the last result 12 times is an expression of 4,096 terms, and 20 times an

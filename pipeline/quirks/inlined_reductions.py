@@ -1,4 +1,4 @@
-"""Find the small sums that must not be fused into a reduction kernel (`sums-of-few`).
+"""Find the small sums that must not be fused into a reduction kernel (to avoid the bug `sums-of-few`).
 
 TensorRT-RTX fuses reductions, matmuls, softmax and normalization over few elements into the kernel that reads them. If
 that is a reduction kernel, versions 1.4 to 1.7.1 compute each such element once and reuse it for other elements:

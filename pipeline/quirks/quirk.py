@@ -1,5 +1,5 @@
-"""Define `Quirk`, a row of the table of kernel bugs, and the arguments and results of a row's analysis.
-The analysis reads the nodes of a segment (`SegmentNodes`), and yields those that need a workaround (`AffectedNode`)."""
+"""`Quirk`: a row of the table of kernel bugs.
+Its analysis reads the nodes of a segment (`SegmentNodes`) and yields those that need a workaround (`AffectedNode`)."""
 
 from __future__ import annotations
 

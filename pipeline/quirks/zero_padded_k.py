@@ -1,4 +1,4 @@
-"""Find the matmuls whose results change if TensorRT pads the contracted dim with zeros (`padded-zeros`).
+"""Find matmuls whose results change if TensorRT pads the contracted dim with zeros (the bug `padded-zeros`).
 
 TensorRT-RTX pads an odd contracted dim of both operands with a zero, before elementwise layers of one tensor. So it
 adds ``exp(0) * cos(0)`` for ``x.exp() @ y.cos()``, and ``log(0) * 0``, which is NaN, for a linear layer of ``x.log()``.

@@ -1,4 +1,4 @@
-"""``Agreement`` compares a program's errors with eager PyTorch's; ``Healed`` is a node that was compiled again."""
+"""``Agreement``: a compiled program's errors against eager. ``Healed``: a node that was compiled differently."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Handle autocast around captures and calls: a model captured under autocast is compiled with its casts, while a
-compiled program ignores the autocast of its caller."""
+"""Handle torch's autocast around captures and calls.
+A model captured under autocast is compiled with its casts; a compiled program ignores the autocast of its caller."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Arrange the arguments of a call as the program expects them: as with the model, callers may pass any argument by
-keyword and omit arguments that have defaults."""
+"""Arrange the arguments of a call as the program expects them.
+As with the model, callers may pass any argument by keyword and omit arguments that have defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Share a worker's execution contexts between sessions of the same engine, which use a context in turn.
+"""Share execution contexts between segments of a program that run the same engine, one after the other.
 
 Each context of TensorRT-RTX costs GPU memory and time, even for a small engine. Decoder layers that share an engine
 differ only in addresses, so one context can run all of them.

@@ -1,4 +1,5 @@
-"""Define ``ShapeEnvironment``: a program's dynamic sizes, as symbols with ranges, and the relations between symbols.
+"""Define ``ShapeEnvironment``: the symbols of dynamic sizes, with their ranges and relations.
+A program has it from capture to the saved file.
 
 A dynamic size is a symbol, or an expression over symbols. The environment has the range of each symbol, the input dims
 from which the symbol is read, and the relations that a call must meet. All other ranges are derived from these.

@@ -1,4 +1,5 @@
-"""Build the shape environment of an exported program from torch.export's ranges and the conditions in its graph."""
+"""Build the shape environment of an exported program.
+Ranges, relations and hints come from torch.export, further conditions from the graph."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Find the operators of a program that may be faster in PyTorch, for `choose` to measure: matmuls by weights, and
-attention."""
+"""Find matmuls by weights, and attention, that may be faster in PyTorch, so that the stage `choose` measures them."""
 
 from __future__ import annotations
 

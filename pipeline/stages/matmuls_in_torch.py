@@ -1,5 +1,5 @@
-"""Run a program's matmuls by model weights, and attention of many queries or of one query, in PyTorch, and everything
-between them in engines; combine such variants by profile."""
+"""Run a program's matmuls by weights, and some attention, in PyTorch, and everything between them in engines.
+The attention is of many queries or of one query. Variants that do this can be combined by profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""refit_map: ``Built`` → ``Compiled``. Map each engine weight to its recipe over the model's parameters."""
+"""refit_map: ``Built`` → ``Compiled``. Map each engine weight to its recipe: how parameters compute it."""
 
 from __future__ import annotations
 

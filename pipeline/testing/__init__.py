@@ -1,5 +1,4 @@
-"""Test converters and decompositions: describe operator calls as records, and check that compiled calls agree with
-eager PyTorch.
+"""Test converters and decompositions: compare compiled operator calls with eager PyTorch.
 
 Test your own converter on random calls that Hypothesis generates (``pip install hypothesis pytest``):
 

@@ -1,5 +1,5 @@
-"""Compare the results of a call or a whole program with eager's and float64 results. An error may be at most eager's
-error plus a tolerance; integers and bools must equal eager's."""
+"""Compare the results of a call or a whole program with eager's and float64 results.
+An error may be at most eager's error plus a tolerance; integers and bools must equal eager's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that generate a tensor's values, by name of a kind of values; they are deterministic for a seed."""
+"""Functions that generate the elements of test tensors, one for each kind of values; deterministic for a seed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Verify compiled programs against eager PyTorch: samples, error bounds, bisection for wrong nodes, and healing."""
+"""Verify compiled programs against eager PyTorch, find nodes whose engine is wrong, and compile these differently."""

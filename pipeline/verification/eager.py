@@ -1,5 +1,5 @@
-"""Run a captured program with PyTorch's own operators, without the model's code: as in eager, in a wider dtype, or with
-random rounding errors. Calibration uses such runs to record the ranges of activations."""
+"""Run a captured program with PyTorch's own operators, without the model's code.
+Runs use eager's dtypes, a wider dtype, or random rounding errors. Calibration records ranges of activations in them."""
 
 from __future__ import annotations
 

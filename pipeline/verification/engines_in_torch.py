@@ -9,12 +9,14 @@ from typing import TypeVar
 
 from attrs import evolve
 
+from pipeline.aten.graphs import copy_graph
+from pipeline.aten.op_predicates import has_randomness
 from pipeline.compiled import Compiled, RefitMap
 from pipeline.converters.declare import Rejection
 from pipeline.errors import source_line
 from pipeline.frozen import FrozenDict
 from pipeline.partitioning.assemble import Group, assemble, cuts
-from pipeline.program import Partitioned, Segment, Validated, Verdict, is_operator
+from pipeline.program import Partitioned, Program, Segment, Validated, Verdict, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.verification.split import reject_nodes
 
@@ -71,11 +73,24 @@ def captured_program_in_torch(compiled: Compiled, reason: Rejection) -> Compiled
     if source is None or ours.settings.truncate_double:
         raise ValueError("the captured program is missing, or computes in other dtypes than the compiled program")
     program = evolve(source, parameters=ours.parameters, examples=ours.examples, source=source, origin=ours.origin)
+    program = _without_unread_draws(program)
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
     verdicts = (Verdict(n.name, qualified_name(n.target), None, (reason,), source_line(n)) for n in calls)
     validated = Validated(program, FrozenDict({verdict.node: verdict for verdict in verdicts}))
     operators = [node.name for node in calls if is_operator(node)]
     return Compiled(assemble(validated, [("torch", operators)], {}), (), (), RefitMap(), FrozenDict())
+
+
+def _without_unread_draws(program: Program) -> Program:
+    """Return the program without random numbers that nothing reads (layer dropout), which torch.compile and `decompose`
+    drop, too. torch.export keeps them before torch 2.13."""
+    unread = {node.name for node in program.graph.nodes if has_randomness(node) and not node.users}
+    if not unread:
+        return program
+    graph = copy_graph(program.graph)
+    for node in [node for node in graph.nodes if node.name in unread]:
+        graph.erase_node(node)
+    return program.with_graph(graph)
 
 
 def join_rejections(reasons: Sequence[Rejection]) -> Rejection:

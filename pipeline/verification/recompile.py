@@ -1,5 +1,5 @@
-"""Recompile a program with the stages of its own pipeline from `validate` on; report what a loaded program lacks for
-recompilation or verification."""
+"""Recompile a program with the stages of its own pipeline from `validate` on.
+Report what a loaded program lacks for recompilation or verification."""
 
 from __future__ import annotations
 

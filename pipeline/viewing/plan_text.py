@@ -1,5 +1,5 @@
-"""Describe as text: the engines that would be built for a partitioned program; and whether quantize and dequantize
-nodes are fused into a matmul or convolution (`Compiled.quantization`)."""
+"""Describe as text which engines would be built for a partitioned program, and which quantized nodes are fused.
+A quantize or dequantize node may be fused into a matmul or convolution (`Compiled.quantization`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``ProgramView``: a record that describes a compiled program, to draw it, to compare it with another, and to save it
-as JSON.
+"""``ProgramView``: a record that describes a compiled program, to draw it, to compare it, and to save it as JSON.
 
 docs/reports.md documents the JSON. The JSON omits fields with default values; so a new field with a default needs no
 new version of the format.

@@ -1,5 +1,5 @@
-"""Read the view of a program from a saved program, a folder of ``pipeline compile``, a page or JSON; and convert a
-``ProgramView`` to JSON and back."""
+"""Read a program's `ProgramView` from a saved program, a folder of ``pipeline compile``, a page or JSON.
+Convert a ``ProgramView`` to JSON and back."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -74,6 +75,27 @@ def test_gpus_have_jobs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     real.run([job("a", TELLS), job("b", TELLS)], tmp_path / "rows.jsonl", processes=2, gpus=2)
     assert {row["gpu"] for row in read(tmp_path / "rows.jsonl").values()} == {"4", "6"}
+
+
+def test_rows_measure_on_cores_that_nothing_else_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
+    first, second = (real.cores(gpu, 2) for gpu in (0, 1))
+    assert (first[real.MEASURING], second[real.MEASURING]) == ("0,1", "2,3")
+    assert first[real.COMPILING] == second[real.COMPILING] == ",".join(map(str, range(4, 32)))
+    assert not real.cores(0, 3), "a machine with few cores leaves none free"
+
+
+def test_all_threads_of_a_process_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, end, found = os.sched_getaffinity(0), threading.Event(), list[set[int]]()
+    thread = threading.Thread(target=lambda: (end.wait(), found.append(os.sched_getaffinity(0))))
+    thread.start()
+    monkeypatch.setenv(real.MEASURING, str(min(before)))
+    monkeypatch.setenv(real.COMPILING, ",".join(map(str, before)))
+    with real_row.urgent():
+        assert os.sched_getaffinity(0) == {min(before)}
+        end.set()
+        thread.join()
+    assert found == [{min(before)}] and os.sched_getaffinity(0) == before
 
 
 def test_rows_that_are_there_are_not_asked_for_again(tmp_path: Path) -> None:
@@ -230,7 +252,7 @@ def test_what_is_measured_and_what_is_refused(tmp_path: Path, monkeypatch: pytes
 
     def in_turns(calls: dict[str, Any], around: Any, *, count: int, **how: Any) -> dict[str, dict[str, float]]:
         counts.append(count)
-        return {name: {"gpu_ms": 2.0, "calls_per_second": 400.0} for name in calls}
+        return {name: {"gpu_ms_quiet": 2.0, "calls_per_second_quiet": 400.0} for name in calls}
 
     monkeypatch.setattr(real_row, "in_turns", in_turns)
     monkeypatch.setattr(real_row, "REST", 0.1)

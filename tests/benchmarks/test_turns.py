@@ -43,9 +43,9 @@ def test_calls_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [name for name, _ in itertools.groupby(order)] == ["a", "b"] * (turns.ROUNDS + 1)
     assert order.count("a") == (turns.ROUNDS + 1) * turns.WARM_UP + turns.ROUNDS * 2 * turns.CALLS
     for times in found.values():
-        assert times["gpu_ms"] == 2
+        assert times["gpu_ms"] == times["gpu_ms_quiet"] == 2
         assert times["loop_us"] > times["host_us"] >= times["host_us_quiet"] > 0
-        assert times["calls_per_second"] > 0
+        assert times["calls_per_second_quiet"] >= times["calls_per_second"] > 0
 
 
 def test_a_page_tells_how_fast_the_host_was() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessor, LogitsProcessorList
 
 import pipeline
 from pipeline.compat.transformers import compile_for_generation, encoder_parts
@@ -212,6 +213,49 @@ def test_logits_where_a_model_drafts(family: str, dtype: torch.dtype, draft: int
         want = along.logits(model, inputs, found.sequences, steps)[0]
         bound = 16 * torch.finfo(dtype).eps * want.abs().max().clamp(min=1)
         assert (torch.cat(found.logits).float() - want).abs().max() <= bound
+
+
+class Slow(LogitsProcessor):
+    """Keeps the GPU busy, so that the host runs ahead of it as far as it may."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        torch.cuda._sleep(2_000_000)
+        return scores
+
+
+class Streamed:
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.got.append(tokens.tolist())
+
+    def end(self) -> None:
+        self.got.append("end")
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_tokens_that_nobody_waits_for_are_those_of_transformers_loop(graphs: bool, slow: bool) -> None:
+    model, inputs = on_gpu("llama", torch.float16, (5, 3, 7))
+    sizes = {"max_cache_len": 160, "max_batch": 3, "max_prompt_len": 16}
+    compiled = compile_for_generation(model, cuda_graphs=graphs, **sizes)
+    free = families.generated(compiled, inputs, 40, return_dict_in_generate=True).sequences
+    ends: Any = {"eos_token_id": [int(t) for t in free[:2, -20]], "pad_token_id": 0, "min_new_tokens": 0}
+    for how in ({}, ends, {**ends, "do_sample": True, "top_k": 12}):
+        given: Any = {**how, "logits_processor": LogitsProcessorList([Slow()] * slow)}
+        found = []
+        for more in ({"return_dict_in_generate": True}, {}):  # outputs other than tokens are made by transformers' loop
+            torch.manual_seed(5)
+            made = families.generated(compiled, inputs, 40, **given, **more)
+            found.append((getattr(made, "sequences", made), torch.rand(2, device="cuda")))
+        for want, got in zip(*found, strict=True):
+            assert torch.equal(want, got)
+    one = {"input_ids": inputs["input_ids"][2:]}
+    streamed = [Streamed(), Streamed()]
+    for streamer, more in zip(streamed, ({"return_dict_in_generate": True}, {}), strict=True):
+        families.generated(compiled, one, 24, streamer=streamer, **more)
+    assert streamed[0].got == streamed[1].got and streamed[0].got[-1] == "end"
 
 
 class Rows(torch.nn.Module):

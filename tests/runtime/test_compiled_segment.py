@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from torch import nn
 
 import pipeline
+from pipeline.aten.graphs import copy_graph
 from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.runtime.compiled_segment import compile_obstacle
@@ -149,6 +151,19 @@ def test_what_is_not_compiled(model: nn.Module, how: dict[str, Any], why: str, t
         with pytest.warns(pipeline.ArtifactWarning):
             loaded = pipeline.load(tmp_path / "p.trtp")
         assert "loaded from a file" in compile_obstacle(loaded.program, loaded.partitioned.segments[0])
+
+
+def test_numbers_that_nothing_reads_are_not_drawn() -> None:
+    """torch 2.11 and 2.12 keep the draws of layer dropout in an export."""
+    made = pipeline.default(min_block_size=1).replace("build", noted)(Sorted().eval(), (X,))
+    source = made.program.source
+    graph = copy_graph(source.graph)
+    with graph.inserting_before(next(node for node in graph.nodes if node.op == "call_function")):
+        graph.call_function(torch.ops.aten.rand.default, ([],)).meta["val"] = torch.empty(())
+    drawing = evolve(made.partitioned, program=evolve(made.program, source=source.with_graph(graph)))
+    found = captured_program_in_torch(evolve(made, partitioned=drawing), Rejection("it is a test"))
+    assert compile_obstacle(found.program, found.partitioned.segments[0]) == ""
+    assert len(graph.nodes) == len(found.program.graph.nodes) + 1, "the captured program itself is not changed"
 
 
 class Layer(nn.Module):

@@ -1,5 +1,5 @@
-"""Write converters by the names of Torch-TensorRT's Dynamo and FX frontends. Import the names from
-``pipeline.compat.torch_tensorrt`` instead of ``torch_tensorrt.dynamo.conversion``, ``.dynamo`` or ``.fx``.
+"""Provide the names of Torch-TensorRT's Dynamo and FX frontends with which users write converters.
+Import from ``pipeline.compat.torch_tensorrt`` instead of ``torch_tensorrt.dynamo.conversion``, ``.dynamo`` or ``.fx``.
 
 Importing or calling these names changes no global state: add a declared converter to a registry with ``register``.
 """

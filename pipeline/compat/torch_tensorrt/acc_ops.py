@@ -1,4 +1,4 @@
-"""The operators of Torch-TensorRT's FX frontend, each as the equivalent ATen operator, to declare converters.
+"""The operators of Torch-TensorRT's FX frontend (``acc_ops``): each name is the equivalent ATen operator.
 
 ``acc_ops.linear`` is ``torch.ops.aten.linear.default``. A converter reads its arguments by FX's argument names, such
 as ``kwargs["input"]``; `named_arguments` provides these. This list of operators is complete: it will not grow.

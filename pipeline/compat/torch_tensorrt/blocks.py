@@ -1,5 +1,5 @@
-"""Create the building blocks of converters (`impl`): functions that add the layers of equivalent ATen calls. Their
-first four parameters are the same as in Torch-TensorRT."""
+"""Create the building blocks of converters (`impl`): functions that add the layers of equivalent ATen calls.
+Their first four parameters are the same as in Torch-TensorRT."""
 
 from __future__ import annotations
 

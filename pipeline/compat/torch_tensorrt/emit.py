@@ -1,5 +1,5 @@
-"""Add the ATen calls of a building block to the network while a converter runs. The calls are nested records (`Call`),
-and are decomposed, validated and converted like the calls in a model."""
+"""Add the ATen calls of a building block to the network while a converter runs.
+The calls are nested records (`Call`), and are decomposed, validated and converted like the calls in a model."""
 
 from __future__ import annotations
 

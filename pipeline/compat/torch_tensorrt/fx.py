@@ -1,5 +1,5 @@
-"""Declare and call converters of Torch-TensorRT's FX frontend: functions `(network, target, args, kwargs, name)` that
-read arguments by name. This list of names is complete: it will not grow."""
+"""Declare and call converters of Torch-TensorRT's FX frontend: functions `(network, target, args, kwargs, name)`.
+They read arguments by name. Names that this module does not have will not be added."""
 
 from __future__ import annotations
 

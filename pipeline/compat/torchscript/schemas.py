@@ -1,5 +1,5 @@
-"""Declare converters by an operator's schema in TorchScript syntax, and create ``Weights`` of TensorRT layers with the
-metadata that such converters read."""
+"""Declare converters by an operator's schema in TorchScript syntax, and create the ``Weights`` for their layers.
+``Weights`` are TensorRT weights with the metadata that such converters read."""
 
 from __future__ import annotations
 

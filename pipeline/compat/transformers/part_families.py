@@ -1,5 +1,5 @@
-"""Families of image and audio encoders, and how their calls are split into parts: patches with grids, padded images
-with sizes, audio with lengths."""
+"""Define families of image and audio encoders, each with the rule that splits an encoder's call into parts.
+Their inputs are patches with grids, padded images with sizes, or audio with lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled modules of a language model: a decoder step, and an encoder with cross attention's keys and values."""
+"""Modules that are compiled for a language model: decoder steps, and an encoder that returns keys and values."""
 
 from __future__ import annotations
 

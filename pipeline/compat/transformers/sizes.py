@@ -1,5 +1,5 @@
-"""The sizes and limits of a compiled language model: the profiles of its engines, and how a long prompt is split into
-several calls."""
+"""The sizes and limits of a compiled language model: its engines' profiles, and how a long prompt is split.
+A prompt that is too long for one call of the program is split into several calls."""
 
 from __future__ import annotations
 

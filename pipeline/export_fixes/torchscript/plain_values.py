@@ -1,5 +1,5 @@
-"""Evaluators of TorchScript nodes on numbers, lists, dicts and strings. They compute on Python objects, so that aliases
-of a list stay one object, and dynamic sizes stay symbolic expressions."""
+"""Evaluators of TorchScript nodes on numbers, lists, dicts and strings.
+They compute on Python objects: aliases of a list stay one object, and dynamic sizes stay symbolic expressions."""
 
 from __future__ import annotations
 

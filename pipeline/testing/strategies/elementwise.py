@@ -1,5 +1,5 @@
-"""Strategies for elementwise operators with restricted arguments: conditions are bool, integer divisors are not zero,
-and floats that are cast to integers are in the integers' range, beyond which devices differ."""
+"""Strategies for elementwise operators with restricted arguments.
+Conditions are bool, integer divisors are not 0, and floats that become integers fit these (else devices differ)."""
 
 from __future__ import annotations
 

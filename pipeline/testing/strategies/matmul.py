@@ -1,5 +1,5 @@
-"""Strategies for matmuls, distances and sums of products; and for inverses, determinants and solves of well-conditioned
-matrices. Equal sizes of two operands have the same name."""
+"""Strategies for matmuls, distances, sums of products, and inverses, determinants and solves of matrices.
+The last three get well-conditioned matrices. Equal sizes of two operands have the same name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Strategies for reductions with dependent arguments, prims, softmax, topk, sort, searches in sorted tensors, and order
-statistics. If the order of equal elements is unspecified, elements are distinct or indices are not requested."""
+"""Strategies for reductions with dependent arguments, prims, softmax, topk, sort, searches, and order statistics.
+If the order of equal elements is unspecified, elements are distinct or indices are not requested."""
 
 from __future__ import annotations
 

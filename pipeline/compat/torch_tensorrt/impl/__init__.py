@@ -1,5 +1,5 @@
-"""The building blocks of Torch-TensorRT's converters, by family, with its signatures. Each block returns the
-equivalent ATen calls, whose converters in this package add the layers."""
+"""The building blocks of Torch-TensorRT's converters, with its signatures, in a module for each family of operators.
+Each block returns the equivalent ATen calls, whose converters in this package add the layers."""
 
 from pipeline.compat.torch_tensorrt.impl import activation as activation
 from pipeline.compat.torch_tensorrt.impl import addmm as addmm
