@@ -17,7 +17,7 @@ from pipeline.errors import Fallback, Unreached, missing_attribute_error
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
-from pipeline.network.pairs import Pair, find_pairs
+from pipeline.network.pairs import Pair, find_quantized_pairs
 from pipeline.program import Partitioned, Program, input_and_output_lines, segment_lines
 from pipeline.recipes import Recipe, qualified_name
 from pipeline.records.agreement import Agreement, Healed
@@ -196,7 +196,7 @@ class Compiled:
         """Return, for each quantized weight and each quantize/dequantize pair of an activation, whether a matmul or
         convolution reads the quantized values, or why not, according to the engines' plans; empty without engines."""
         rows = zip(self.networks, self.engines, strict=False)
-        return tuple(p for network, engine in rows for p in find_pairs(network, engine.plan, self.plan_network(engine)))
+        return tuple(p for network, e in rows for p in find_quantized_pairs(network, e.plan, self.plan_network(e)))
 
     def plan_network(self, engine: Engine) -> Network:
         """Return the network that the engine's plan was built from; networks that differ only in names share a plan."""
@@ -378,7 +378,7 @@ class Compiled:
 
     def _size_lines(self) -> list[str]:
         """Return the report's lines on dynamic sizes, and the relations between them."""
-        rows, words = [*self.program.shapes.lines()], self.program.shapes.names
+        rows, words = [*self.program.shapes.lines()], self.program.shapes.user_names
         for place, profile in enumerate(self.program.profiles):
             rows.append(f"profile {place}: {', '.join(f'{words.get(name, name)}={r}' for name, r in profile.items())}")
         return ["sizes that vary:", *(f"  {row}" for row in rows), ""] if rows else []

@@ -9,7 +9,7 @@ from typing import Any, Self
 import attrs
 import torch
 
-from pipeline.records.executed_ops import TorchExecuted, entry_name, executed_entries, matches
+from pipeline.records.executed_ops import TorchExecuted, entry_matches_node, entry_name, to_executed_entries
 from pipeline.records.wording import check_field_names, did_you_mean, one_of, refuse_assignment
 from pipeline.settings_migration import ELSEWHERE
 
@@ -232,7 +232,7 @@ class CompilationSettings:
     require_fused_quantization: bool = attrs.field(default=False, validator=_check_boolean)
     min_block_size: int = attrs.field(default=5, validator=_integer_validator(1, optional=False))
     max_engines: int | None = attrs.field(default=None, validator=_integer_validator(1))
-    torch_executed_ops: frozenset[TorchExecuted] = attrs.field(default=frozenset(), converter=executed_entries)
+    torch_executed_ops: frozenset[TorchExecuted] = attrs.field(default=frozenset(), converter=to_executed_entries)
     assume_dynamic_shape_support: bool = attrs.field(default=False, validator=_check_boolean)
     immutable_weights: bool = attrs.field(default=True, validator=_check_boolean)
     refittable_weights: tuple[str, ...] = attrs.field(default=(), converter=_parse_weight_patterns)
@@ -288,7 +288,7 @@ class CompilationSettings:
 
     def runs_in_torch(self, target: object, module_path: str = "") -> bool:
         """Return whether `torch_executed_ops` keeps nodes of this target, in this module's path, out of engines."""
-        return any(matches(entry, target, module_path) for entry in self.torch_executed_ops)
+        return any(entry_matches_node(entry, target, module_path) for entry in self.torch_executed_ops)
 
     def __repr__(self) -> str:
         """Return the fields that differ from the default, in order; equal settings have the same text in every process.

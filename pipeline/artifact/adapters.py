@@ -37,9 +37,9 @@ class Adapter:
     transposed: bool = False
 
 
-def is_adapter(name: str) -> bool:
+def is_adapter_factor(parameter_name: str) -> bool:
     """Return whether a parameter is a factor of an adapter, not a parameter of the model."""
-    return name.endswith((A, B))
+    return parameter_name.endswith((A, B))
 
 
 def read_adapters(
@@ -47,15 +47,15 @@ def read_adapters(
 ) -> list[Adapter]:
     """Read adapters from PEFT's state dict, or from a mapping from parameter to (A, B). A `RefitError` names each key
     that does not fit a parameter, with the reason."""
-    pairs, wrong = _factor_pairs(factors_by_name, parameters)
-    found = {name: _fit_adapter(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
+    pairs, wrong = _factor_pairs_and_errors(factors_by_name, parameters)
+    found = {name: _adapter_or_mismatch(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
     wrong |= {name: reason for name, reason in found.items() if isinstance(reason, str)}
     if wrong:
         raise RefitError(wrong, "pass PEFT's state dict with lora_A and lora_B of weights, or {parameter: (A, B)}")
     return [adapter for adapter in found.values() if isinstance(adapter, Adapter)]
 
 
-def _factor_pairs(
+def _factor_pairs_and_errors(
     factors_by_name: Mapping[str, object], parameters: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, str]]:
     """Return the factors A and B of each parameter; and the keys that fit no parameter, each with the reason."""
@@ -81,7 +81,7 @@ def _factor_pairs(
     return {name: (side["A"], side["B"]) for name, side in sides.items() if len(side) == 2}, wrong
 
 
-def _fit_adapter(
+def _adapter_or_mismatch(
     name: str, a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor, fan_in_fan_out: bool | None
 ) -> Adapter | str:
     """Return the adapter, or the reason why its factors do not fit the weight."""
@@ -98,7 +98,7 @@ def _fit_adapter(
     return Adapter(name, a.detach(), b.detach(), transposed and (bool(fan_in_fan_out) or not direct))
 
 
-def factor_parameters(adapters: list[Adapter]) -> dict[str, torch.Tensor]:
+def named_factors(adapters: list[Adapter]) -> dict[str, torch.Tensor]:
     """Return copies of the factors of adapters, by their names as parameters of the program."""
     return {f"{each.parameter}{side}": v.clone() for each in adapters for side, v in ((A, each.a), (B, each.b))}
 
@@ -108,12 +108,12 @@ def adapt(recipe: Recipe, adapters: Mapping[str, Adapter], scale: float, dtypes:
     read = [name for name in recipe.parameters if name in adapters]
     if not read:
         return recipe
-    sums = (step for name in read for step in _adapter_steps(adapters[name], scale, dtypes[name]))
+    sums = (step for name in read for step in _steps_to_add_adapter(adapters[name], scale, dtypes[name]))
     renamed = _rename_parameters(recipe, {name: f"{SUM}{name}" for name in read})
     return evolve(renamed, steps=(*sums, *renamed.steps))
 
 
-def _adapter_steps(adapter: Adapter, scale: float, dtype: torch.dtype) -> list[Step]:
+def _steps_to_add_adapter(adapter: Adapter, scale: float, dtype: torch.dtype) -> list[Step]:
     """Return the calls that compute W + scale * B @ A as PEFT does: in the wider of the two dtypes, rounded once."""
     name, steps = adapter.parameter, list[Step]()
 

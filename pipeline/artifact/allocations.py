@@ -1,9 +1,9 @@
 """Limit the memory of the constants that a saved program computes when it is loaded or called.
 These are computed from parameters (recipes), or created by ``full``, ``arange`` and the like.
 
-A few bytes of a malicious file can request a tensor of any size. So a file states the size of its largest such tensor,
-`inspect` prints it, and a program that requests a larger tensor is not loaded. Fake tensors show the sizes of recipes'
-results.
+A few bytes of a malicious file can request a tensor of any size. So a file declares its largest constant, `inspect`
+prints it, and a program that requests a larger one is not loaded. Recipes run on fake tensors to find their results'
+sizes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _SIZES: Final = frozenset(("size", "n", "m", "steps", "row", "col", "end"))
 _SAME: Final = (Kind.COPIES, Kind.DECLARES, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES, Kind.REORDERS)
 
 
-def allowed_bytes(parameters: Iterable[int], declared: int) -> int:
-    """Return the maximum bytes of a computed constant, given the parameters' sizes and the file's statement."""
-    return max(ALWAYS_ALLOWED, FACTOR * sum(parameters), declared)
+def allowed_constant_bytes(parameter_sizes: Iterable[int], declared_bytes: int) -> int:
+    """Return how many bytes a constant may have, given the parameters' sizes and the bytes that the file declares."""
+    return max(ALWAYS_ALLOWED, FACTOR * sum(parameter_sizes), declared_bytes)
 
 
-def filled_bytes(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
-    """Return a lower bound for the bytes of the tensor that a call fills; 0 for other calls and for dynamic sizes."""
+def min_bytes_to_fill(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
+    """Return a lower bound for the bytes that ``full``, ``arange`` … fill; 0 for other calls and for dynamic sizes."""
     if op_kind(target) is not Kind.FILLS:
         return 0
     names = [argument.name for argument in target._schema.arguments]
@@ -51,7 +51,7 @@ def filled_bytes(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str
     return int(math.prod(counts) / step) * (dtype.itemsize if isinstance(dtype, torch.dtype) else 4)
 
 
-def largest_constant(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
+def largest_nbytes(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
     """Return the bytes of the largest tensor that recipes compute from parameters of these dtypes and sizes."""
     known: dict[object, int] = {}
     for recipe in recipes:
@@ -63,7 +63,7 @@ def largest_constant(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[t
         steps = [(s.target, s.args, s.kwargs) for s in recipe.steps]
         key = repr((given, tree_map(partial(_rename_refs, places), steps)))
         if key not in known:  # equal layers have equal recipes
-            known[key] = max(_computed_bytes(recipe, parameters), default=0)
+            known[key] = max(_computed_nbytes(recipe, parameters), default=0)
     return max(known.values(), default=0)
 
 
@@ -71,8 +71,8 @@ def _rename_refs(new_refs: Mapping[Ref, Ref], value: object) -> object:
     return new_refs.get(value, value) if isinstance(value, Ref) else value
 
 
-def _computed_bytes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[int]:
-    """Yield the bytes of each tensor that a recipe computes; literal sizes count if its shape is data-dependent."""
+def _computed_nbytes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[int]:
+    """Yield the bytes of each tensor that a recipe computes; if its shape depends on data, those of the call's ints."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         values: dict[str, Argument] = {
             name: torch.empty(shape, dtype=dtype)

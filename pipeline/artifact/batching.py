@@ -20,10 +20,10 @@ ROWS = 3
 """The number of rows in the test batch, whose results are compared with those of calls with a single row."""
 
 
-def batch_range(program: Program, ports: list[Port]) -> Range | None:
-    """Return the range of the batch size, or None if requests cannot be batched: the first dim must be the same for all
-    inputs and outputs, its minimum 1, and the program must have no state."""
-    symbol = _batch_symbol(ports)
+def batch_size_range(program: Program, ports: list[Port]) -> Range | None:
+    """Return the range of the batch size; None if requests cannot be batched. They can if all inputs and outputs share
+    their first dim, its minimum is 1, and the program has no state."""
+    symbol = _shared_batch_symbol(ports)
     written = any(output.kind != "user" for output in program.outputs)
     if written or symbol is None or any(len(port.shape) < 2 for port in ports):
         return None
@@ -31,7 +31,7 @@ def batch_range(program: Program, ports: list[Port]) -> Range | None:
     return found if found.min == 1 else None
 
 
-def _batch_symbol(ports: list[Port]) -> sympy.Symbol | None:
+def _shared_batch_symbol(ports: list[Port]) -> sympy.Symbol | None:
     first = {port.shape[0] if port.shape and port.kind == "tensor" else None for port in ports}
     size = first.pop() if len(first) == 1 else None
     return size if isinstance(size, sympy.Symbol) else None
@@ -40,11 +40,11 @@ def _batch_symbol(ports: list[Port]) -> sympy.Symbol | None:
 def batching_obstacle(compiled: Compiled, ports: list[Port]) -> str:
     """Return why requests cannot be batched; empty if they can. The check compares a call with a few random rows to a
     call for each row. ``ports``: the program's inputs and outputs, which share their first dim."""
-    symbol, rows = _batch_symbol(ports), min(ROWS, ports[0].ranges[0].max)
+    symbol, rows = _shared_batch_symbol(ports), min(ROWS, ports[0].ranges[0].max)
     if symbol is None or rows == 1:
         return ""
     try:
-        joined, *single = _outputs_of_rows(compiled, symbol.name, rows)
+        joined, *single = _batch_and_row_outputs(compiled, symbol.name, rows)
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
         return f"the test whether a row depends on others failed ({type(error).__name__}: {reason})"
@@ -53,10 +53,10 @@ def batching_obstacle(compiled: Compiled, ports: list[Port]) -> str:
     return f"a row of {', '.join(wrong)} depends on the other rows of a call" if wrong else ""
 
 
-def _outputs_of_rows(compiled: Compiled, symbol: str, row_count: int) -> Iterator[Mapping[str, Leaf]]:
+def _batch_and_row_outputs(compiled: Compiled, batch_symbol: str, row_count: int) -> Iterator[Mapping[str, Leaf]]:
     """Yield the outputs, by name, of a call with all random rows, and then of a call for each row."""
     program, device = compiled.program, torch.device("cuda" if has_gpu() else "cpu")
-    drawn = create_sample(program, {**dict(sizes_to_try(program))["optimal"], symbol: row_count})
+    drawn = create_sample(program, {**dict(sizes_to_try(program))["optimal"], batch_symbol: row_count})
     module = compiled.module()
     for part in (slice(row_count), *(slice(row, row + 1) for row in range(row_count))):
         leaves = tuple(leaf[part] if isinstance(leaf, torch.Tensor) else leaf for leaf in drawn.leaves)

@@ -29,7 +29,7 @@ Json = typing.NewType("Json", object)
 
 @attrs.frozen
 class Rule:
-    """The two functions that convert values of a type to JSON and back."""
+    """The two functions that convert values of one type to JSON (``write``) and back (``read``)."""
 
     write: Convert
     read: Convert
@@ -54,7 +54,7 @@ def rule_for_type(value_type: Any) -> Rule:
     if attrs.has(value_type):
         return _record_rule(value_type)
     if origin is Literal:
-        return Rule(lambda value: value, lambda data: _check_literal(data, args))
+        return Rule(lambda value: value, lambda data: _checked_literal(data, args))
     if origin in (Union, types.UnionType):
         return _union_rule(args)
     if origin is tuple:
@@ -93,7 +93,7 @@ def _record_rule(record_type: type) -> Rule:
         try:
             return record_type(**found)
         except (TypeError, ValueError) as error:
-            raise MalformedError(f"not a {record_type.__name__}: {error}") from None
+            raise MalformedError(f"a {record_type.__name__} has invalid values: {error}") from None
 
     return Rule(write, read)
 
@@ -104,17 +104,17 @@ def _is_default(default: object, value: object) -> bool:
     return not value if not default and type(default) is not float else repr(value) == repr(default)
 
 
-def read_part(location: object, read: Convert, data: JsonData) -> Any:
-    """Read a part of a record; an error gets the part's name (``location``), unless it reports a missing operator."""
+def read_part(part_name: object, read: Convert, data: JsonData) -> Any:
+    """Convert JSON to a part of a record; an error gets ``part_name``, unless it reports a missing operator."""
     try:
         return read(data)
     except MissingOperatorError:
         raise
     except MalformedError as error:
-        inner = f"{location}.{error.location}" if error.location else str(location)
+        inner = f"{part_name}.{error.location}" if error.location else str(part_name)
         raise MalformedError(error.why, inner, error.hint) from None
     except ArtifactError as error:
-        raise MalformedError(error.message, str(location), error.hint) from None
+        raise MalformedError(error.message, str(part_name), error.hint) from None
 
 
 def _read_elements(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any, ...]:
@@ -130,14 +130,14 @@ def _plain_type_rule(plain_type: type) -> Rule:
     return Rule(plain_type, read)
 
 
-def _check_literal(data: JsonData, allowed: tuple[object, ...]) -> Any:
+def _checked_literal(data: JsonData, allowed: tuple[object, ...]) -> Any:
     if not isinstance(data, str) or data not in allowed:
         raise MalformedError(f"expected one of {', '.join(map(repr, allowed))}, not {_excerpt(data)}")
     return data
 
 
 def _union_rule(types: tuple[Any, ...]) -> Rule:
-    """Return the rule for a union: an optional type, plain types (distinguished by their JSON types) or attributes."""
+    """Return the rule for a union: an optional type, plain types, which JSON distinguishes, or a layer's attributes."""
     rest = [kind for kind in types if kind is not type(None)]
     if len(rest) == 1:
         inner = rule_for_type(rest[0])
@@ -164,12 +164,12 @@ def _tuple_rule(element_types: tuple[object, ...]) -> Rule:
         inner = rule_for_type(element_types[0])
         return Rule(
             lambda value: [inner.write(v) for v in value],
-            lambda data: _read_elements(repeat(inner), _check_list(data)),
+            lambda data: _read_elements(repeat(inner), _checked_list(data)),
         )
     rules = [rule_for_type(kind) for kind in element_types]
 
     def read(data: JsonData) -> Any:
-        if len(_check_list(data)) != len(rules):
+        if len(_checked_list(data)) != len(rules):
             raise MalformedError(f"expected a list of {len(rules)} elements, not {len(data)}")
         return _read_elements(rules, data)
 
@@ -184,7 +184,7 @@ def _mapping_rule(key_type: Any, value_type: Any) -> Rule:
         found = pairs.read(data)
         mapping: FrozenDict[Any, Any] = FrozenDict(found)
         if len(mapping) != len(found):
-            raise MalformedError("a key occurs twice")
+            raise MalformedError("a mapping has the same key twice")
         return mapping
 
     return Rule(lambda mapping: pairs.write(mapping.items()), read)
@@ -195,7 +195,7 @@ def _set_rule(element_type: Any) -> Rule:
     return Rule(lambda value: sorted(inner.write(value)), lambda data: frozenset(inner.read(data)))
 
 
-def _check_list(data: JsonData) -> list[JsonData]:
+def _checked_list(data: JsonData) -> list[JsonData]:
     if not isinstance(data, list):
         raise MalformedError(f"expected a list, not {_excerpt(data)}")
     return data

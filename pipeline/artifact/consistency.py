@@ -47,7 +47,7 @@ def check_weights(networks: Iterable[Network], manifest: Manifest) -> None:
 def check_program(compiled: Compiled) -> None:
     """Raise an error if networks do not match their segments, or if segments and buffers do not match the graph."""
     values = {node.name: node.meta.get("val") for node in compiled.program.graph.nodes}
-    checks = _segment_errors(compiled), _missing_value_errors(compiled, values), _type_errors(compiled, values)
+    checks = _segment_errors(compiled), _missing_value_errors(compiled, values), _type_mismatch_errors(compiled, values)
     if fault := next(chain(*checks), ""):
         raise MalformedError(fault)
 
@@ -67,7 +67,7 @@ def _segment_errors(compiled: Compiled) -> Iterator[str]:
             yield f"segment {segment.name[:80]!r} does not compute its output {absent[0][:80]!r}"
 
 
-def _missing_value_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
+def _missing_value_errors(compiled: Compiled, node_values: Mapping[str, Any]) -> Iterator[str]:
     """Yield an error text for each tensor that a segment or an output reads before it is computed."""
     program = compiled.program
     known = {*program.constants, *program.buffers, *(port.name for port in program.inputs)}
@@ -76,23 +76,23 @@ def _missing_value_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iter
             if port.kind == "tensor" and port.name not in known:
                 yield f"segment {segment.name[:80]!r} reads {port.name[:80]!r}, which nothing computes before it"
         known |= {port.name for port in segment.outputs}
-    known |= {name for name, value in values.items() if isinstance(value, NUMBERS)}
+    known |= {name for name, value in node_values.items() if isinstance(value, NUMBERS)}
     if absent := sorted({output.value for output in program.outputs if not output.constant} - known):
         yield f"no node computes the program's output {absent[0][:80]!r}"
 
 
-def _type_errors(compiled: Compiled, values: Mapping[str, Any]) -> Iterator[str]:
+def _type_mismatch_errors(compiled: Compiled, node_values: Mapping[str, Any]) -> Iterator[str]:
     """Yield an error text for each tensor whose type in the graph differs from that of a segment's port or a buffer."""
     for segment in compiled.partitioned.segments:
         for port in (*segment.inputs, *segment.outputs):
-            value = values.get(port.name)
+            value = node_values.get(port.name)
             if isinstance(value, TensorType) and port.kind == "tensor" and not compiled.settings.truncate_double:
                 own, theirs = (f"{t.dtype} of rank {len(t.shape)}" for t in (value, port))
                 if own != theirs:
                     yield f"tensor {port.name[:80]!r} is {own} in the graph, but {theirs} between segments"
     program = compiled.program
     for name, buffer in program.buffers.items():
-        value = values.get(name)
+        value = node_values.get(name)
         sizes = [size for size in value.shape if isinstance(size, int)] if isinstance(value, TensorType) else [-1]
         if min(sizes, default=0) < 0 or math.prod(sizes) > program.parameters[buffer].numel():
             yield f"{name[:80]!r} is not a view of the buffer {buffer[:80]!r}"
@@ -104,7 +104,7 @@ def _manifest_errors(manifest: Manifest) -> Iterator[str]:
     for port in ports:
         if port.kind == "tensor" and (port.dtype is None or len(port.ranges) != len(port.shape)):
             yield f"input or output {port.name[:80]!r} has no dtype, or not one range for each dim"
-        if not all(map(_is_range, port.ranges)):
+        if not all(map(_is_ordered_range, port.ranges)):
             yield f"input or output {port.name[:80]!r} has an empty range"
         if any(symbol.name not in known for size in port.shape for symbol in sympy.S(size).free_symbols):
             yield f"a size of {port.name[:80]!r} has a symbol that the manifest does not declare"
@@ -118,16 +118,16 @@ def _manifest_errors(manifest: Manifest) -> Iterator[str]:
         if buffer not in manifest.parameters:
             yield f"the program writes to {buffer[:80]!r}, which is not one of its parameters or buffers"
     narrowed = (found for profile in manifest.profiles for found in profile.values())
-    if not all(map(_is_range, (*(symbol.range for symbol in manifest.shapes.symbols.values()), *narrowed))):
+    if not all(map(_is_ordered_range, (*(symbol.range for symbol in manifest.shapes.symbols.values()), *narrowed))):
         yield "a dynamic size has an empty range"
 
 
-def _is_range(sizes: Range) -> bool:
-    return sizes.min <= sizes.opt <= sizes.max
+def _is_ordered_range(size_range: Range) -> bool:
+    return size_range.min <= size_range.opt <= size_range.max
 
 
-def _recipe_error(recipe: Recipe, parameters: Iterable[str]) -> str:
-    known = {*parameters}
+def _recipe_error(recipe: Recipe, parameter_names: Iterable[str]) -> str:
+    known = {*parameter_names}
     for step in recipe.steps:
         if absent := [name for name in ref_names((step.args, tuple(v for _, v in step.kwargs))) if name not in known]:
             return f"reads {absent[0][:80]!r}, which is not defined before it"

@@ -52,14 +52,14 @@ class ZipEntry:
     inflated: int | None = None
 
     @property
-    def data(self) -> int:
-        return self.offset + len(self.header())
+    def data_offset(self) -> int:
+        return self.offset + len(self.local_header())
 
     @property
-    def end(self) -> int:
-        return self.data + self.size
+    def end_offset(self) -> int:
+        return self.data_offset + self.size
 
-    def header(self) -> bytes:
+    def local_header(self) -> bytes:
         """Return the entry's local zip header, padded so that the data after it is aligned."""
         name, big = self.name.encode(), self.size >= _SMALL
         wide = struct.pack("<HHQQ", 1, 16, self.size, self.size) if big else b""
@@ -84,16 +84,16 @@ class ZipEntry:
         return _CENTRAL.pack(*fields, 0, 0, 0, 0, offset) + name + extra
 
 
-def zip_directory(entries: Sequence[ZipEntry], manifest: str) -> bytes:
-    """Return the bytes after the entries: the zip directory, and the end record with the manifest's digest."""
-    start = entries[-1].end if entries else 0
+def zip_directory(entries: Sequence[ZipEntry], manifest_digest: str) -> bytes:
+    """Return the bytes after the entries: the zip directory, and the end record with ``manifest_digest``."""
+    start = entries[-1].end_offset if entries else 0
     rows = b"".join(entry.directory_row() for entry in entries)
     count, wide = len(entries), b""
     if start >= _SMALL:
         wide = _END64.pack(0x06064B50, _END64.size - 12, 45, 45, 0, 0, count, count, len(rows), start)
         wide += _LOCATOR.pack(0x07064B50, 0, start + len(rows), 1)
     end = _END.pack(0x06054B50, 0, 0, count, count, len(rows), min(start, _SMALL), _COMMENT)
-    return rows + wide + end + manifest.encode()
+    return rows + wide + end + manifest_digest.encode()
 
 
 class ContainerWriter(ChecksumWriter):
@@ -105,28 +105,28 @@ class ContainerWriter(ChecksumWriter):
         self.digests: dict[str, str] = {}
         self.text = 0
 
-    def add(self, name: str, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> str:
+    def add_entry(self, name: str, parts: Iterable[memoryview | bytes], size: int, known_digest: str = "") -> str:
         """Write an entry, given in parts of ``size`` bytes in all; return the SHA-256 of its bytes in the file.
-        ``digest``: this SHA-256, if it is known and the entry is not text."""
-        entry = ZipEntry(name, self.entries[-1].end if self.entries else 0, size)
+        ``known_digest``: this SHA-256, if it is known and the entry is not text."""
+        entry = ZipEntry(name, self.entries[-1].end_offset if self.entries else 0, size)
         if name.endswith(TEXT) and self.text + size <= MOST_TEXT:
             self.text += size
             data = b"".join(parts)
             deflate = zlib.compressobj(wbits=-zlib.MAX_WBITS)
             parts = [deflate.compress(data) + deflate.flush()]
             entry = evolve(entry, size=len(parts[0]), crc=zlib.crc32(data), inflated=size)
-        self.file.write(entry.header())
-        self.digests[name], crc = self.write(parts, entry.size, digest)
+        self.file.write(entry.local_header())
+        self.digests[name], crc = self.write(parts, entry.size, known_digest)
         if entry.inflated is None:
             entry = evolve(entry, crc=crc)
         self.file.seek(entry.offset)
-        self.file.write(entry.header())
-        self.file.seek(entry.end)
+        self.file.write(entry.local_header())
+        self.file.seek(entry.end_offset)
         self.entries.append(entry)
         return self.digests[name]
 
     def finish(self, manifest: bytes) -> None:
-        digest = self.add(MANIFEST, [manifest], len(manifest))
+        digest = self.add_entry(MANIFEST, [manifest], len(manifest))
         self.file.write(zip_directory(self.entries, digest))
 
 
@@ -143,12 +143,12 @@ class ContainerReader:
             hint = "read it with torch.load, torch.jit.load or torch.export.load; pass a file that compiled.save wrote"
             raise ArtifactError(f"{name} was saved by torch, and is not a compiled program", hint)
         try:
-            found, digest = self._read_directory()
+            found, digest = self._read_entries_and_manifest_digest()
         except (struct.error, UnicodeDecodeError, IndexError):
             raise self.damage_error("the end of the file is missing or was altered") from None
         self.entries = {entry.name: entry for entry in found}
         entry = self.entries[MANIFEST]
-        data = self.read_at(entry.data, entry.size)
+        data = self.read_at(entry.data_offset, entry.size)
         if hashlib.sha256(data).hexdigest() != digest:
             raise self.damage_error("the manifest was altered")
         self.manifest = self._decompress(entry, data)
@@ -156,7 +156,7 @@ class ContainerReader:
     def damage_error(self, why: str) -> ArtifactError:
         return ArtifactError(f"{self.name} is truncated or was altered: {why}", "copy or save the file again")
 
-    def _read_directory(self) -> tuple[list[ZipEntry], str]:
+    def _read_entries_and_manifest_digest(self) -> tuple[list[ZipEntry], str]:
         at = self.size - _END.size - _COMMENT
         if at < 0:
             raise self.damage_error("the end of the file is missing")
@@ -169,10 +169,10 @@ class ContainerReader:
         if end[0] != 0x06054B50 or start + length != at or length > _MOST * 128:
             raise self.damage_error("the end of the file was altered")
         entries = list(_parse_directory(self.read_at(start, length)))
-        self._check_other_bytes(entries, start, digest)
+        self._check_bytes_outside_data(entries, start, digest)
         return entries, digest
 
-    def _check_other_bytes(self, entries: Sequence[ZipEntry], start: int, digest: str) -> None:
+    def _check_bytes_outside_data(self, entries: Sequence[ZipEntry], start: int, digest: str) -> None:
         """Raise an error if any byte outside the entries' data differs from what the writer would write."""
         names = [entry.name for entry in entries]
         if len({*names}) != len(names) or names[-1:] != [MANIFEST]:
@@ -181,31 +181,31 @@ class ContainerReader:
             raise self.damage_error(f"its text entries have more bytes than a saved program can have, {MOST_TEXT}")
         offset = 0
         for entry in entries:
-            header = entry.header()
-            if entry.offset != offset or self.read_at(offset, len(header)) != header or entry.end > start:
+            header = entry.local_header()
+            if entry.offset != offset or self.read_at(offset, len(header)) != header or entry.end_offset > start:
                 raise self.damage_error(f"the header of entry {entry.name} was altered")
-            offset = entry.end
+            offset = entry.end_offset
         if offset != start or self.read_at(start, self.size) != zip_directory(entries, digest):
             raise self.damage_error("the zip directory, which lists its entries, was altered")
 
-    def verify(self, name: str, digest: str) -> ZipEntry:
+    def verify(self, entry_name: str, expected_digest: str) -> ZipEntry:
         """Check an entry's data against its SHA-256, and return the entry. Thread-safe."""
-        entry = self._find_entry(name)
-        if self.file.digest(entry.data, entry.size) != digest:
-            raise self.damage_error(f"entry {name} was altered")
+        entry = self._find_entry(entry_name)
+        if self.file.sha256(entry.data_offset, entry.size) != expected_digest:
+            raise self.damage_error(f"entry {entry_name} was altered")
         return entry
 
-    def _find_entry(self, name: str) -> ZipEntry:
-        if name not in self.entries:
-            raise self.damage_error(f"the file has no entry {name}")
-        return self.entries[name]
+    def _find_entry(self, entry_name: str) -> ZipEntry:
+        if entry_name not in self.entries:
+            raise self.damage_error(f"the file has no entry {entry_name}")
+        return self.entries[entry_name]
 
-    def read(self, name: str, digest: str) -> bytes:
+    def read(self, entry_name: str, expected_digest: str) -> bytes:
         """Return an entry's data, checked against its SHA-256 and uncompressed."""
-        entry = self._find_entry(name)
-        data = self.read_at(entry.data, entry.size)
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise self.damage_error(f"entry {name} was altered")
+        entry = self._find_entry(entry_name)
+        data = self.read_at(entry.data_offset, entry.size)
+        if hashlib.sha256(data).hexdigest() != expected_digest:
+            raise self.damage_error(f"entry {entry_name} was altered")
         return self._decompress(entry, data)
 
     def _decompress(self, entry: ZipEntry, data: bytes) -> bytes:

@@ -16,7 +16,7 @@ from pipeline.build.serialized_plans import BuildOrder, Plan
 from pipeline.compose.pipelines import Pipeline, StageLike, report
 from pipeline.errors import ArtifactWarning, warn
 from pipeline.frozen import FrozenDict
-from pipeline.network.canonical import Canonical, canonical, match_names
+from pipeline.network.canonical import Canonical, canonical, map_differing_names
 from pipeline.network.engine import Engine
 from pipeline.network.handle import NetworkHandle
 from pipeline.program import Built, Converted, Program, Segment
@@ -41,11 +41,11 @@ class EngineRequest:
     values: Mapping[str, str] = field(repr=False)
 
     @property
-    def identity(self) -> tuple[str, ...]:
+    def key_with_weights(self) -> tuple[str, ...]:
         """A key that is equal for two networks if one engine can serve both without a refit."""
         return (self.key, *self.values.values())
 
-    def entry_for(self, engine: Engine) -> EngineEntry:
+    def cache_entry_of(self, engine: Engine) -> EngineEntry:
         """Return the cache entry that describes an engine built for this request."""
         values = tuple(self.values.get(name, "") for name in self.form.weights)
         bindings = tuple(engine.bindings.get(name, name) for name in self.form.bindings)  # the plan's names
@@ -86,58 +86,58 @@ class Cached:
     def __call__(self, converted: Converted) -> Built:
         """Return the engines of all networks; equal networks share one plan."""
         files, wanted = as_file_store(self.store), list(engine_requests(converted))
-        found = {i: self._load_entry(files, each, i, len(wanted)) for i, each in enumerate(wanted)}
+        found = {i: self._load_cached_engine(files, each, i, len(wanted)) for i, each in enumerate(wanted)}
         engines = {i: engine for i, engine in found.items() if engine is not None}
-        sources = {each.identity: i for i, each in reversed([*enumerate(wanted)]) if i not in engines}
+        sources = {each.key_with_weights: i for i, each in reversed([*enumerate(wanted)]) if i not in engines}
         if sources:
             with files.lock_builds(key for key, *_ in sources):
                 engines |= self._build_missing(files, converted, wanted, sorted(sources.values()))
         for i, each in enumerate(wanted):
             if i not in engines:
-                source = sources[each.identity]
+                source = sources[each.key_with_weights]
                 engines[i] = engine_for_network(engines[source], wanted[source].form, each.order.name, each.form)
         built, computed = tuple(engines[i] for i in range(len(wanted))), converted.computed
         return Built(converted.partitioned, converted.networks, built, converted.recipes, converted.literals, computed)
 
     def _build_missing(
-        self, files: FileStore, converted: Converted, requests: Sequence[EngineRequest], missing: Sequence[int]
+        self, store: FileStore, converted: Converted, requests: Sequence[EngineRequest], missing: Sequence[int]
     ) -> dict[int, Engine]:
         """Build and save the missing engines; first load those that another process has saved in the meantime."""
-        found = {i: self._load_entry(files, requests[i], i, len(requests)) for i in missing}
+        found = {i: self._load_cached_engine(store, requests[i], i, len(requests)) for i in missing}
         engines = {i: engine for i, engine in found.items() if engine is not None}
         if due := [i for i in missing if i not in engines]:
             engines |= dict(zip(due, self.build(_select_networks(converted, due)).engines, strict=True))
         for i in due if self.keep else ():
-            self._save_entry(files, requests[i], engines[i])
+            self._save_to_store(store, requests[i], engines[i])
         return engines
 
-    def _load_entry(self, files: FileStore, request: EngineRequest, done: int, total: int) -> Engine | None:
+    def _load_cached_engine(self, store: FileStore, request: EngineRequest, done: int, total: int) -> Engine | None:
         """Return the requested engine from the store, or None. Errors of the store are logged as warnings."""
         if not self.reuse:
             return None
         try:
-            opened = files.open_entry(request.key)
+            opened = store.open_entry_with_size(request.key)
             if opened is None:
                 return None
             with opened[0] as file:
                 engine = request.engine_from_entry(*unpack(file, opened[1], request.key))
         except CorruptEntryError as error:
             why = f"the entry {request.key} of the engine cache is deleted, not used: {error}"
-            warn(f"{why}; {request.order.name} is built", ArtifactWarning)
-            files.delete(request.key)
+            warn(f"{why}; the engine {request.order.name} is built", ArtifactWarning)
+            store.delete(request.key)
             return None
         except Exception as error:
             why = f"the engine cache failed ({type(error).__name__}: {error})"
-            warn(f"{why}; {request.order.name} is built", ArtifactWarning)
+            warn(f"{why}; the engine {request.order.name} is built", ArtifactWarning)
             return None
         if engine is not None:
             report(done, total, f"{request.order.name}: from the cache")
             log.info("%s comes from the engine cache (%s)", request.order.name, request.key)
         return engine
 
-    def _save_entry(self, files: FileStore, request: EngineRequest, engine: Engine) -> None:
+    def _save_to_store(self, store: FileStore, request: EngineRequest, engine: Engine) -> None:
         try:
-            files.write(request.key, pack(request.entry_for(engine), engine.checked_plan()))
+            store.write(request.key, pack(request.cache_entry_of(engine), engine.checked_plan()))
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             warn(f"the engine {request.order.name} cannot be saved to the engine cache: {why}", ArtifactWarning)
@@ -183,7 +183,7 @@ def _select_networks(converted: Converted, indices: Sequence[int]) -> Converted:
 def _map_names(network_names: Sequence[str], entry_names: Sequence[str]) -> FrozenDict[str, str]:
     if len(network_names) != len(entry_names):
         raise CorruptEntryError("the entry's engine has another number of inputs, outputs or weights than the network")
-    return match_names(network_names, entry_names)
+    return map_differing_names(network_names, entry_names)
 
 
 def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, keep: bool = True) -> Cached:

@@ -40,21 +40,21 @@ def tensor_digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
         return dict(zip(weights, threads.map(digest, weights.values()), strict=True))
 
 
-def engine_key(order: BuildOrder, network: Canonical, values: Mapping[str, str]) -> str:
+def engine_key(order: BuildOrder, network: Canonical, weight_digests: Mapping[str, str]) -> str:
     """Return the key of an engine, 64 hexadecimal digits.
 
     It depends on the layers, their arguments and connections; shapes, ranges and dtypes; the builder's settings; the
-    library, its version and the target GPUs; the platform and NVIDIA_TF32_OVERRIDE; but not on names. ``values``: the
-    SHA-256 of each weight whose value the engine depends on, by name.
+    library, its version and the target GPUs; the platform and NVIDIA_TF32_OVERRIDE; but not on names.
+    ``weight_digests``: the SHA-256 of each weight whose value the engine depends on, by name.
     """
     settings = (f"{name}={getattr(order.settings, name)!r}" for name in ENGINE)
-    held = (f"{i} {values.get(name, 'refitted')}" for i, name in enumerate(network.weights))
+    held = (f"{i} {weight_digests.get(name, 'refitted')}" for i, name in enumerate(network.weights))
     streams = f"streamed={order.settings.weight_streaming_budget is not None}"
-    parts = (FORMAT, network.text, *held, f"refit={order.refit_flags}", streams, *settings, *environment_parts())
+    parts = (FORMAT, network.text, *held, f"refit={order.refit_flags}", streams, *settings, *environment_key_parts())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def environment_parts() -> Iterator[str]:
+def environment_key_parts() -> Iterator[str]:
     """Yield everything that an engine depends on except the program: library, platform and environment variables."""
     yield LIBRARY
     yield f"{platform.system()} {platform.machine()}"
@@ -96,10 +96,10 @@ def pack(entry: EngineEntry, plan: Buffer) -> Iterator[memoryview | bytes]:
     yield _FOOT.pack(len(text), hashlib.sha256(text).digest(), MAGIC)
 
 
-def unpack(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mmap.mmap]:
+def unpack(file: BinaryIO, entry_size: int, expected_key: str) -> tuple[EngineEntry, bytes | mmap.mmap]:
     """Read the entry at the start of an open file, and its plan, memory-mapped if the file is on disk. Raise a
     `CorruptEntryError` if the entry was truncated, altered, or saved under another key."""
-    end, read = size - _FOOT.size, SharedFile(file).read_at
+    end, read = entry_size - _FOOT.size, SharedFile(file).read_at
     if end < 0:
         raise CorruptEntryError("the entry was truncated: it is shorter than its footer")
     length, digest, magic = _FOOT.unpack(read(end, _FOOT.size))
@@ -112,7 +112,7 @@ def unpack(file: BinaryIO, size: int, key: str) -> tuple[EngineEntry, bytes | mm
         entry: EngineEntry = codec.from_json(json.loads(text), EngineEntry)
     except (MalformedError, ValueError, RecursionError) as error:
         raise CorruptEntryError(f"the engine's description is malformed: {error}") from None
-    if entry.key != key:
+    if entry.key != expected_key:
         raise CorruptEntryError(f"the entry was saved under another key than the requested one: {entry.key[:16]}…")
     if length == end:
         raise CorruptEntryError("the entry has no engine plan")

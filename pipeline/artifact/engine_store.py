@@ -48,7 +48,7 @@ class EngineStore(Protocol):
 class FileStore(Protocol):
     """A store whose entries are files, so that plans are memory-mapped and processes can share the store."""
 
-    def open_entry(self, key: str) -> tuple[BinaryIO, int] | None:
+    def open_entry_with_size(self, key: str) -> tuple[BinaryIO, int] | None:
         """Return the file of an entry, opened for reading, and its size in bytes; None if no entry has the key."""
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
@@ -67,7 +67,7 @@ class StoreInMemory:
 
     store: EngineStore
 
-    def open_entry(self, key: str) -> tuple[BinaryIO, int] | None:
+    def open_entry_with_size(self, key: str) -> tuple[BinaryIO, int] | None:
         data = self.store.load(key)
         return None if data is None else (io.BytesIO(data), len(data))
 
@@ -87,11 +87,11 @@ def as_file_store(store: EngineStore) -> FileStore:
     return store if isinstance(store, FileStore) else StoreInMemory(store)
 
 
-def _to_folder(value: str | os.PathLike[str] | None) -> Path:
+def _to_cache_folder(value: str | os.PathLike[str] | None) -> Path:
     return cache_folder("engines") if value is None else Path(value).expanduser()
 
 
-def _check_size(_: object, __: object, value: object) -> None:
+def _check_size_limit(_: object, __: object, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise TypeError(f"size is {value!r}: expected a number of bytes, such as 5 << 30 for 5 GiB")
 
@@ -108,12 +108,12 @@ class DiskStore:
     size: the limit for the bytes of all entries together.
     """
 
-    folder: Path = field(default=None, converter=_to_folder)
-    size: int = field(default=5 << 30, validator=_check_size)
+    folder: Path = field(default=None, converter=_to_cache_folder)
+    size: int = field(default=5 << 30, validator=_check_size_limit)
 
     def load(self, key: str) -> bytes | None:
         """Return the bytes saved under a key, or None. An altered entry is deleted with a warning."""
-        found = self.open_entry(key)
+        found = self.open_entry_with_size(key)
         if found is None:
             return None
         with found[0] as file:
@@ -126,13 +126,13 @@ class DiskStore:
         return None
 
     def save(self, key: str, data: bytes) -> None:
-        """Save bytes under a key, and delete the least recently used entries. More bytes than ``size`` are not
-        saved."""
+        """Save bytes under a key; delete the least recently used entries if all entries exceed ``size``. More bytes
+        than ``size`` are not saved."""
         self.write(key, [data])
 
-    def open_entry(self, key: str) -> tuple[BinaryIO, int] | None:
+    def open_entry_with_size(self, key: str) -> tuple[BinaryIO, int] | None:
         """Return an entry's file and the entry's size, and mark it as recently used; the file ends with a SHA-256."""
-        path = self._path(key)
+        path = self._entry_path(key)
         try:
             file = open_private_file(path)
         except FileNotFoundError:
@@ -144,7 +144,7 @@ class DiskStore:
 
     def write(self, key: str, parts: Iterable[Buffer]) -> None:
         """Save an entry, given in parts, without joining them in memory. A failure is logged as a warning."""
-        path, views = self._path(key), [memoryview(part) for part in parts]
+        path, views = self._entry_path(key), [memoryview(part) for part in parts]
         size = sum(view.nbytes for view in views) + _DIGEST
         if size > self.size:
             limit = f"the cache {self.folder} is limited to {self.size} bytes; raise engine_cache_size"
@@ -160,33 +160,33 @@ class DiskStore:
                     sha256.update(view)
                     file.write(view)
                 file.write(sha256.digest())
-            self._evict(path)
+            self._evict_least_recently_used(path)
         except OSError as error:
             warn(f"an engine cannot be saved to the engine cache {self.folder}: {error}", ArtifactWarning)
 
     def delete(self, key: str) -> None:
         """Delete an entry if possible; if not, the next save replaces it."""
         with suppress(OSError):
-            self._path(key).unlink()
+            self._entry_path(key).unlink()
 
     @contextmanager
     def lock_builds(self, keys: Iterable[str]) -> Iterator[None]:
         """Lock these keys against other threads and processes. The system releases the locks of a killed process."""
         with ExitStack() as held:
             for stripe in sorted({key[:2] for key in keys}):  # sorted, to avoid deadlocks
-                held.enter_context(self._lock(f"{stripe}.lock"))
+                held.enter_context(self._hold_lock_file(f"{stripe}.lock"))
             yield
 
-    def _path(self, key: str) -> Path:
+    def _entry_path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
             raise ValueError(f"{key[:80]!r} is not a key of an engine cache: use only letters, digits, - and _")
         return self.folder / f"{key}{SUFFIX}"
 
     @contextmanager
-    def _lock(self, name: str) -> Iterator[None]:
+    def _hold_lock_file(self, lock_name: str) -> Iterator[None]:
         """Hold the lock file of this name against other processes; warn if the system has no file locks."""
         folder = self.folder / "locks"
-        lock = filelock.FileLock(folder / name)
+        lock = filelock.FileLock(folder / lock_name)
         try:
             make_private_folder(self.folder)
             make_private_folder(folder)
@@ -201,9 +201,9 @@ class DiskStore:
         finally:
             lock.release()
 
-    def _evict(self, newest: Path) -> None:
+    def _evict_least_recently_used(self, newest: Path) -> None:
         """Delete the least recently used entries until the rest fits, and partial files of killed processes."""
-        with self._lock("all.lock"):
+        with self._hold_lock_file("all.lock"):
             found = self._matching_files(f"*{SUFFIX}")
             total = sum(stat.st_size for _, stat in found)
             for path, stat in sorted(found, key=lambda row: row[1].st_mtime_ns):
@@ -257,14 +257,14 @@ class FsspecStore:
 
     def load(self, key: str) -> bytes | None:
         try:
-            data: bytes = self._system.cat_file(self._path(key))
+            data: bytes = self._system.cat_file(self._entry_path(key))
             return data
         except FileNotFoundError:
             return None
 
     def save(self, key: str, data: bytes) -> None:
         """Save an entry atomically: directly on object stores, else under a temporary name, followed by a rename."""
-        path = self._path(key)
+        path = self._entry_path(key)
         if self._system.async_impl:
             self._system.pipe_file(path, data)
             return
@@ -273,5 +273,5 @@ class FsspecStore:
         self._system.pipe_file(part, data)
         self._system.mv(part, path)
 
-    def _path(self, key: str) -> str:
+    def _entry_path(self, key: str) -> str:
         return f"{self._root}/{key}.engine"

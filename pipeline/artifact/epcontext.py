@@ -98,7 +98,7 @@ def _port_dtype(port: Port) -> torch.dtype:
 def _output_obstacles(compiled: Compiled) -> Iterator[str]:
     computed = {port.name for port in compiled.partitioned.segments[0].outputs}
     names: dict[str, str] = {}
-    for name, output in _result_outputs(compiled):
+    for name, output in _named_result_outputs(compiled):
         if output.value not in computed:
             yield f"the output {name} is an input or a constant, which no engine computes"
         elif (other := names.setdefault(output.value, name)) != name:
@@ -115,7 +115,7 @@ def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
         yield f"its plan, which may be from the engine cache, has {ours} under the name {theirs!r}"
     if len(network.profiles) > 1:
         yield f"it has {len(network.profiles)} profiles, and ONNX Runtime's provider uses only the first"
-    ports = {port.name: port for port in (*inputs_of(compiled.program), *_output_ports(compiled))}
+    ports = {port.name: port for port in (*inputs_of(compiled.program), *_named_output_ports(compiled))}
     for tensor in (*network.inputs, *network.outputs):
         if (port := ports.get(tensor.name)) is None:
             yield f"its engine reads {tensor.name}, which is not an input of the model"
@@ -123,18 +123,18 @@ def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
             yield f"{tensor.name} is {tensor.dtype} in the engine, but {port.dtype} in the model"
 
 
-def _result_outputs(compiled: Compiled) -> Iterator[tuple[str, Output]]:
+def _named_result_outputs(compiled: Compiled) -> Iterator[tuple[str, Output]]:
     return ((name, output) for name, output in user_outputs_with_names(compiled.program) if not output.constant)
 
 
-def _output_ports(compiled: Compiled) -> list[Port]:
+def _named_output_ports(compiled: Compiled) -> list[Port]:
     """Return the outputs as ports that have their names in the model."""
     computed = {port.name: port for port in compiled.partitioned.segments[0].outputs}
-    rows = ((name, computed.get(output.value)) for name, output in _result_outputs(compiled))
+    rows = ((name, computed.get(output.value)) for name, output in _named_result_outputs(compiled))
     return [evolve(port, name=name) for name, port in rows if port is not None]
 
 
-def _onnx_model(compiled: Compiled, name: str, content: bytes, *, embed_plan: bool) -> bytes:
+def _onnx_model(compiled: Compiled, name: str, plan_or_path: bytes, *, embed_plan: bool) -> bytes:
     """Return the bytes of an ONNX model that contains a plan, or the plan's relative path. The node has no attribute
     ``source``: it would have to equal the name under which an application registers the provider."""
     require_package("onnx", "onnx")
@@ -144,7 +144,7 @@ def _onnx_model(compiled: Compiled, name: str, content: bytes, *, embed_plan: bo
         shape = [size if isinstance(size, int) else str(size) for size in port.shape]
         return helper.make_tensor_value_info(port.name, getattr(TensorProto, ELEMENTS[_port_dtype(port)]), shape)
 
-    inputs, outputs, network = inputs_of(compiled.program), _output_ports(compiled), compiled.networks[0]
+    inputs, outputs, network = inputs_of(compiled.program), _named_output_ports(compiled), compiled.networks[0]
     node = helper.make_node(
         "EPContext",
         [tensor.name for tensor in network.inputs],
@@ -153,7 +153,7 @@ def _onnx_model(compiled: Compiled, name: str, content: bytes, *, embed_plan: bo
         domain="com.microsoft",
         main_context=1,
         embed_mode=int(embed_plan),
-        ep_cache_context=content,
+        ep_cache_context=plan_or_path,
         ep_sdk_version=compiled.engines[0].library.split()[-1],
         hardware_architecture=",".join(compiled.settings.compute_capabilities).replace(".", "") or "80+",
         partition_name=network.name,

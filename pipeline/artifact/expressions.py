@@ -82,7 +82,7 @@ _ATOMS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
 def from_json(data: JsonData) -> Any:
     """Convert JSON to a sympy expression, without evaluation or reordering. Raise an `ArtifactError` if `to_json` never
     returns such JSON, or if a value in the expression could be too large."""
-    _BitBound().bound(data, MOST_DEPTH)
+    _BitBound().max_bits(data, MOST_DEPTH)
     return _expression_from_json(data)
 
 
@@ -91,7 +91,7 @@ def _expression_from_json(data: JsonData) -> Any:
         return sympy.sympify(data)
     head, *rest = data
     if head == "Symbol":
-        return _read_symbol(*rest)
+        return _symbol_from_json(*rest)
     args = list(map(_expression_from_json, rest))
     try:
         return sympy.Rational(*args) if head == "Rational" else FUNCTIONS[head.removesuffix("!")](*args, evaluate=False)
@@ -100,10 +100,10 @@ def _expression_from_json(data: JsonData) -> Any:
 
 
 @lru_cache(1024)
-def _read_symbol(name: str = "", *assumed: str) -> sympy.Symbol:
-    if not NAME.fullmatch(name) or not {*assumed} <= {*ASSUMPTIONS}:
+def _symbol_from_json(name: str = "", *assumptions: str) -> sympy.Symbol:
+    if not NAME.fullmatch(name) or not {*assumptions} <= {*ASSUMPTIONS}:
         raise ArtifactError(f"{name[:80]!r} is not a symbol of a size such as s0")
-    return sympy.Symbol(name, **dict.fromkeys(assumed, True))
+    return sympy.Symbol(name, **dict.fromkeys(assumptions, True))
 
 
 class _BitBound:
@@ -113,7 +113,7 @@ class _BitBound:
     def __init__(self) -> None:
         self.nodes = 0
 
-    def bound(self, data: JsonData, depth: int) -> float:
+    def max_bits(self, data: JsonData, depth: int) -> float:
         self.nodes += 1
         if isinstance(data, (bool, int, float)):
             if abs(data) >= LARGEST:
@@ -125,29 +125,29 @@ class _BitBound:
             raise ArtifactError(f"the expression for a size has more than {MOST_NODES} parts, or {MOST_DEPTH} levels")
         head, *rest = data
         if head == "Symbol":
-            _read_symbol(*rest) if all(type(part) is str for part in rest) else _read_symbol()
+            _symbol_from_json(*rest) if all(type(part) is str for part in rest) else _symbol_from_json()
             return SYMBOL
-        bits = [self.bound(part, depth - 1) for part in rest]
-        found = self.bound_function(head.removesuffix("!"), rest, bits)
+        bits = [self.max_bits(part, depth - 1) for part in rest]
+        found = self.max_bits_of_function(head.removesuffix("!"), rest, bits)
         if found > MOST_BITS:
             raise ArtifactError(f"computing the size {str(data)[:80]} can need a number of more than {MOST_BITS} bits")
         return found
 
-    def bound_function(self, head: str, args: list[JsonData], bits: list[float]) -> float:
+    def max_bits_of_function(self, function_name: str, args: list[JsonData], argument_bits: list[float]) -> float:
         """Return an upper bound for the bits of a function's value, given the bits of its arguments."""
-        if head == "Rational" and len(args) == 2 and all(type(arg) is int for arg in args) and args[1] != 0:
-            return max(bits)
+        if function_name == "Rational" and len(args) == 2 and all(type(arg) is int for arg in args) and args[1] != 0:
+            return max(argument_bits)
         is_small = bool(args) and type(args[-1]) is int and abs(args[-1]) <= 64
-        if head not in FUNCTIONS or (head == "RoundDecimal" and not is_small):
-            raise ArtifactError(f"{str([head, *args])[:80]} is not an expression for a size")
-        if head in DIVISIONS and any(arg == 0 and type(arg) is not bool for arg in args[1:]):
-            raise ArtifactError(f"the expression {str([head, *args])[:80]} for a size divides by 0")
-        if head in POWERS and len(args) == 2:
-            largest = abs(args[1]) if isinstance(args[1], (int, float)) else 2.0 ** min(bits[1], 64)
+        if function_name not in FUNCTIONS or (function_name == "RoundDecimal" and not is_small):
+            raise ArtifactError(f"{str([function_name, *args])[:80]} is not an expression for a size")
+        if function_name in DIVISIONS and any(arg == 0 and type(arg) is not bool for arg in args[1:]):
+            raise ArtifactError(f"the expression {str([function_name, *args])[:80]} for a size divides by 0")
+        if function_name in POWERS and len(args) == 2:
+            largest = abs(args[1]) if isinstance(args[1], (int, float)) else 2.0 ** min(argument_bits[1], 64)
             if _has_symbol(args[1]):  # `pipeline.aten.calls.checked_power` checks it at run time
                 return POWER
-            return bits[0] * max(largest, 1) if head != "LShift" else bits[0] + largest
-        return max(bits, default=0) + len(bits) if head == "Add" else sum(bits)
+            return argument_bits[0] * max(largest, 1) if function_name != "LShift" else argument_bits[0] + largest
+        return max(argument_bits, default=0) + len(argument_bits) if function_name == "Add" else sum(argument_bits)
 
 
 def _has_symbol(data: JsonData) -> bool:

@@ -14,7 +14,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_aggregate
 
 from pipeline.artifact import codec, json_values, op_names
-from pipeline.artifact.allocations import filled_bytes
+from pipeline.artifact.allocations import min_bytes_to_fill
 from pipeline.artifact.codec import Json, read_part
 from pipeline.artifact.json_data import JsonData, MalformedError
 from pipeline.artifact.json_values import NodeName
@@ -32,7 +32,7 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 @frozen
 class SavedNode:
-    """A graph node in a file. ``calls``: whether its target is looked up; ``value``: the type of its result as JSON;
+    """A graph node in a file. ``calls``: whether `load` looks its target up; ``value``: the type of its result as JSON;
     ``module``: the path of the module whose forward contains the node; ``where``: the user's source line."""
 
     name: str
@@ -59,9 +59,9 @@ class SavedGraph:
 def save_graph(
     module: torch.nn.Module, nodes: Sequence[Node], name: str, tensors: TensorsToSave, engines: Collection[str] = ()
 ) -> SavedGraph:
-    """Convert nodes of a module to a `SavedGraph`, with the inner graphs and tensors that they read; of nodes in
-    ``engines``, only names. Modules and source lines of inner graphs are saved with the node that runs them."""
-    rows = tuple(_save_node(node, calls=node.name not in engines) for node in nodes)
+    """Convert nodes of a module to a `SavedGraph`, with the inner graphs and tensors that they read. ``engines``: nodes
+    that run in engines, of which only names are saved. Inner graphs are saved without modules and source lines."""
+    rows = tuple(_save_node(node, calls_target=node.name not in engines) for node in nodes)
     graphs: dict[str, SavedGraph] = {}
     held: dict[str, SavedTensor] = {}
     for target in sorted({str(node.target) for node in nodes if node.op == "get_attr"}):
@@ -77,21 +77,21 @@ def save_graph(
     return SavedGraph(rows, tuple(graphs.items()), tuple(held.items()))
 
 
-def _save_node(node: torch.fx.Node, *, calls: bool) -> SavedNode:
-    """Convert a graph node to its row in the file. If ``calls`` is False, its arguments may have any type."""
-    write = json_values.to_json if calls else _to_json_or_text
+def _save_node(node: torch.fx.Node, *, calls_target: bool) -> SavedNode:
+    """Convert a graph node to its row in the file. If ``calls_target`` is False, its arguments may have any type."""
+    write = json_values.to_json if calls_target else _to_json_or_text
     target = str(node.target)
     if node.op == "call_function":
-        target = op_names.operator_name(node.target) if calls else op_names.readable_name(node.target)
-        if calls and (why := op_names.refusal_reason(op_names.find_callable(target))):
+        target = op_names.operator_name(node.target) if calls_target else op_names.readable_target_name(node.target)
+        if calls_target and (why := op_names.refusal_reason(op_names.find_callable(target))):
             raise ArtifactError(f"node {node.name} cannot be saved: {target} {why}")
     elif node.op not in ("placeholder", "get_attr", "output"):
         raise ArtifactError(f"node {node.name} cannot be saved: it is a {node.op} node, not a call_function node")
-    value = value_to_json(node.meta.get("val")) if "val" in node.meta else None
-    library = op_names.defining_library(node.target) if calls else ""
+    value = fake_value_to_json(node.meta.get("val")) if "val" in node.meta else None
+    library = op_names.defining_library(node.target) if calls_target else ""
     args, kwargs = write(node.args), write(dict(node.kwargs))
     where = node.meta.get("where") or source_line_in(node.meta)
-    return SavedNode(node.name, node.op, target, args, kwargs, value, calls, library, module_path(node), where)
+    return SavedNode(node.name, node.op, target, args, kwargs, value, calls_target, library, module_path(node), where)
 
 
 def _to_json_or_text(value: object) -> JsonData:
@@ -101,29 +101,29 @@ def _to_json_or_text(value: object) -> JsonData:
         return str(value)
 
 
-def value_to_json(value: object) -> JsonData:
+def fake_value_to_json(value: object) -> JsonData:
     """Convert a node's fake value to JSON: the type of a tensor, the expression of a size, or a tuple of these."""
     if isinstance(value, torch.Tensor):
         value = TensorType(value.dtype, shape_of(value), value.device.type)
     if isinstance(value, TensorType):
         return {"tensor": codec.to_json(value, TensorType)}
     if isinstance(value, (tuple, list)):
-        return {"tuple" if isinstance(value, tuple) else "list": [value_to_json(part) for part in value]}
+        return {"tuple" if isinstance(value, tuple) else "list": [fake_value_to_json(part) for part in value]}
     try:
         return json_values.to_json(value)
     except ArtifactError:
         return None
 
 
-def value_from_json(data: JsonData) -> Any:
-    """Convert JSON to the type of a node's value."""
+def value_type_from_json(data: JsonData) -> Any:
+    """Convert the JSON of `fake_value_to_json` to a `TensorType`, a size, or a tuple or list of these."""
     if not isinstance(data, dict) or len(data) != 1:
         return json_values.from_json(data)
     name, inner = next(iter(data.items()))
     if name == "tensor":
         return codec.from_json(inner, TensorType)
     if name in ("tuple", "list") and isinstance(inner, list):
-        return (tuple if name == "tuple" else list)(map(value_from_json, inner))
+        return (tuple if name == "tuple" else list)(map(value_type_from_json, inner))
     return json_values.from_json(data)
 
 
@@ -154,37 +154,37 @@ class GraphBuilder:
         inner = {path: self.build(each) for path, each in graph.graphs}
         held = {path: self.tensor(kept) for path, kept in graph.tensors}
         for path, module in inner.items():
-            parent, name = _parent_module(root, path)
+            parent, name = _parent_and_attribute_name(root, path)
             parent.add_module(name, module)
         for path, tensor in held.items():
-            parent, name = _parent_module(root, path)
+            parent, name = _parent_and_attribute_name(root, path)
             parent.register_buffer(name, tensor, persistent=False)
         nodes = NodeBuilder(self, inner.keys(), held.keys())
         for row in graph.nodes:
-            read_part(f"node {row.name[:80]}", nodes.add, row)
+            read_part(f"node {row.name[:80]}", nodes.add_node, row)
         return LoadedGraph(root, nodes.graph)
 
 
-def _parent_module(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
+def _parent_and_attribute_name(root: torch.nn.Module, path: str) -> tuple[torch.nn.Module, str]:
     *parents, name = path.split(".")
     for part in parents:
         if part not in root._modules and not hasattr(root, part):
             root.add_module(part, torch.nn.Module())
         found = root._modules.get(part)
         if found is None or isinstance(found, torch.fx.GraphModule):
-            raise MalformedError(f"{path[:60]!r} is not an attribute")
+            raise MalformedError(f"{path[:60]!r} is not the path of an attribute")
         root = found
     if not _PATH.fullmatch(path) or hasattr(root, name):
-        raise MalformedError(f"{path[:60]!r} is not an attribute")
+        raise MalformedError(f"{path[:60]!r} is not the path of an attribute")
     return root, name
 
 
-def _argument_mismatch(schema: Sequence[Argument], count: int, kwargs: Mapping[str, Argument]) -> str:
-    """Return why an operator does not accept ``count`` positional arguments and these keywords; empty if it does."""
+def _argument_mismatch(schema: Sequence[Argument], positional_count: int, kwargs: Mapping[str, Argument]) -> str:
+    """Return why an operator does not accept so many positional arguments and these keywords; empty if it does."""
     positional = [argument for argument in schema if not argument.kwarg_only]
-    if count > len(positional) or any(argument.name in kwargs for argument in positional[:count]):
+    if positional_count > len(positional) or any(argument.name in kwargs for argument in positional[:positional_count]):
         return f"takes {len(positional)} arguments, but is called with more"
-    given = {*kwargs, *(argument.name for argument in positional[:count])}
+    given = {*kwargs, *(argument.name for argument in positional[:positional_count])}
     missing = [a.name for a in schema if a.name not in given and not a.has_default_value()]
     return f"is called without its argument {missing[0]!r}" if missing else ""
 
@@ -197,32 +197,32 @@ class NodeBuilder:
         self.graph = torch.fx.Graph()
         self.env: dict[str, torch.fx.Node] = {}
 
-    def add(self, row: SavedNode) -> None:
+    def add_node(self, row: SavedNode) -> None:
         args, kwargs = json_values.from_json(row.args), json_values.from_json(row.kwargs)
         if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not all(type(name) is str for name in kwargs):
             raise MalformedError("the args of a node are not a tuple, or its kwargs are not a dict with str keys")
         if row.name in self.env or not row.name.isidentifier():
             raise MalformedError(f"the node name {row.name[:60]!r} is used twice, or is not an identifier")
-        args, kwargs = map_aggregate(args, self.resolve_name), map_aggregate(kwargs, self.resolve_name)
+        args, kwargs = map_aggregate(args, self.resolve_node_name), map_aggregate(kwargs, self.resolve_node_name)
         if row.op == "call_function":
             target = self.find_function(row, args, kwargs)
         else:
             target = row.target
-            self.check_without_call(row, args, kwargs)
+            self.check_non_function(row, args, kwargs)
         node = self.graph.create_node(row.op, target, args, kwargs, name=row.name)
         node.name = row.name
         if row.value is not None:
-            node.meta["val"] = value_from_json(row.value)
+            node.meta["val"] = value_type_from_json(row.value)
         self.env[row.name] = node
 
-    def resolve_name(self, value: object) -> Argument:
-        if not isinstance(value, NodeName):
-            return value
-        if value.name not in self.env:
-            raise MalformedError(f"a node reads {value.name[:60]!r}, which no earlier node computes")
-        return self.env[value.name]
+    def resolve_node_name(self, argument: object) -> Argument:
+        if not isinstance(argument, NodeName):
+            return argument
+        if argument.name not in self.env:
+            raise MalformedError(f"a node reads {argument.name[:60]!r}, which no earlier node computes")
+        return self.env[argument.name]
 
-    def check_without_call(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> None:
+    def check_non_function(self, row: SavedNode, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> None:
         """Raise an error if a node that calls no function (such as a placeholder) is malformed."""
         fits = {
             "placeholder": row.target.isidentifier() and not args,
@@ -238,13 +238,13 @@ class NodeBuilder:
         """Return the function that a node calls; for a node in an engine, only the function's name."""
         if not row.calls:
             return FUNCTIONS.get(row.target) or op_names.OperatorName(row.target)
-        target = op_names.allowed_operator(row.target, self.reader.libraries, row.library)
+        target = op_names.find_allowed_operator(row.target, self.reader.libraries, row.library)
         schema = target._schema.arguments if isinstance(target, OpOverload) else None
         if strange := sorted(kwargs.keys() - {argument.name for argument in schema or ()}):
-            raise MalformedError(f"{row.target} has no argument {strange[0][:60]!r}")
+            raise MalformedError(f"the operator {row.target} has no argument {strange[0][:60]!r}")
         if schema is not None and (why := _argument_mismatch(schema, len(args), kwargs)):
-            raise MalformedError(f"{row.target} {why}")
-        if (size := filled_bytes(target, args, kwargs)) > (most := self.reader.most):
+            raise MalformedError(f"the operator {row.target} {why}")
+        if (size := min_bytes_to_fill(target, args, kwargs)) > (most := self.reader.most):
             raise MalformedError(f"a node creates {size} bytes, and the file declares tensors of at most {most} bytes")
         if isinstance(target, HigherOrderOperator):
             count = op_names.GRAPHS[target.name()]

@@ -61,16 +61,16 @@ class ChecksumWriter:
             if kind is None and self.syncing is not None:
                 self.syncing.result()  # raise an error of the disk, which a later fsync would not report
 
-    def write(self, parts: Iterable[memoryview | bytes], size: int, digest: str = "") -> tuple[str, int]:
-        """Write parts of ``size`` bytes in all; return their SHA-256 in hexadecimal, and their CRC-32. ``digest``: the
-        SHA-256 if it is known."""
+    def write(self, parts: Iterable[memoryview | bytes], size: int, known_digest: str = "") -> tuple[str, int]:
+        """Write parts of ``size`` bytes in all; return their SHA-256 in hexadecimal, and their CRC-32. If the
+        SHA-256 is passed (``known_digest``), it is not computed."""
         sha256, crc, waiting = hashlib.sha256(), 0, deque[Future[None]]()
 
         def check(piece: memoryview | bytes) -> None:
             nonlocal crc
             crc = zlib.crc32(piece, crc)
 
-        acts: tuple[Callable[[memoryview | bytes], None], ...] = (check,) if digest else (check, sha256.update)
+        acts: tuple[Callable[[memoryview | bytes], None], ...] = (check,) if known_digest else (check, sha256.update)
         for piece in split_into_pieces(parts):
             for thread, act in zip(self.hashers, acts, strict=False):
                 if size <= PIECE:
@@ -80,14 +80,14 @@ class ChecksumWriter:
             while len(waiting) > AHEAD * len(acts):
                 waiting.popleft().result()
             self.file.write(piece)
-            self._sync(len(piece))
+            self._flush_in_background(len(piece))
         for future in waiting:
             future.result()
-        return digest or sha256.hexdigest(), crc
+        return known_digest or sha256.hexdigest(), crc
 
-    def _sync(self, count: int) -> None:
+    def _flush_in_background(self, written_bytes: int) -> None:
         """Start a flush to disk every `SYNCED` bytes, so that the final fsync waits only for the rest."""
-        self.unsynced += count
+        self.unsynced += written_bytes
         if self.unsynced < SYNCED:
             return
         if self.syncing is not None:
@@ -111,8 +111,8 @@ class SharedFile:
             self.file.seek(offset)
             return self.file.read(max(0, min(size, self.size - offset)))
 
-    def digest(self, offset: int, size: int) -> str:
-        """Return the SHA-256 of a part of the file, up to its end. The part is read, not mapped, to save memory."""
+    def sha256(self, offset: int, size: int) -> str:
+        """Return the SHA-256 of ``size`` bytes, or fewer if the file ends. They are not mapped, to save memory."""
         sha256, piece = hashlib.sha256(), memoryview(bytearray(min(size, PIECE)))
         while size > 0:
             with self.lock:

@@ -34,36 +34,36 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
 def encode_json(data: JsonData) -> bytes:
     """Encode data as JSON text, equal for equal data; raise an `ArtifactError` if it has forbidden characters."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    _check_text(text)
+    _check_characters(text)
     return text.encode()
 
 
 def decode_json(data: bytes) -> JsonData:
-    """Parse JSON. Raise an `ArtifactError`, whose message begins with a verb, if it is malformed, or has control
-    characters or lone surrogates: a terminal, a web page or a configuration could misread these."""
+    """Parse JSON. Raise an `ArtifactError` if it is malformed, or has control characters or lone surrogates, which a
+    terminal, a web page or a configuration could misread."""
     try:
         text = data.decode("utf-8")
-        _check_text(text)
-        return json.loads(text, parse_constant=_refuse_number)
+        _check_characters(text)
+        return json.loads(text, parse_constant=_refuse_nan_or_infinity)
     except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"is not JSON ({type(error).__name__})") from None
+        raise ArtifactError(f"the text is not JSON ({type(error).__name__})") from None
 
 
-def _refuse_number(text: str) -> NoReturn:
-    raise ArtifactError(f"has the number {text}, which is not valid in JSON")
+def _refuse_nan_or_infinity(text: str) -> NoReturn:
+    raise ArtifactError(f"the text has the number {text}, which is not valid in JSON")
 
 
-def _check_text(text: str) -> None:
+def _check_characters(text: str) -> None:
     """Raise an error if JSON text has a control character or a lone surrogate."""
     if found := _CONTROL.search(text):
-        raise ArtifactError(f"has the control character {found.group()!r} in a string")
+        raise ArtifactError(f"a string has the control character {found.group()!r}")
     first = 0
     for found in _ESCAPE.finditer(text):
         code = int(found.group(1), 16) if found.group(1) else {"b": 8, "f": 12, "r": 13}.get(found.group(2), 32)
         if (first != 0) != (0xDC00 <= code < 0xE000):
-            raise ArtifactError("has a lone surrogate in a text")
+            raise ArtifactError("a string has a lone surrogate")
         first = code if 0xD800 <= code < 0xDC00 else 0
         if first and text[found.end() : found.end() + 2] != "\\u":
-            raise ArtifactError("has a lone surrogate in a text")
+            raise ArtifactError("a string has a lone surrogate")
         if _CONTROL.match(chr(code)):
-            raise ArtifactError(f"has the control character {chr(code)!r} in a string")
+            raise ArtifactError(f"a string has the control character {chr(code)!r}")

@@ -20,7 +20,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from pipeline.artifact import expressions
 from pipeline.artifact.json_data import JsonData, MalformedError
-from pipeline.artifact.op_names import allowed_operator, operator_name
+from pipeline.artifact.op_names import find_allowed_operator, operator_name
 from pipeline.errors import ArtifactError
 from pipeline.inputs import Constant
 from pipeline.recipes import Ref
@@ -111,8 +111,8 @@ def _as_str(data: JsonData) -> str:
     return data
 
 
-def _all_to_json(value: Any) -> list[JsonData]:
-    return [to_json(part) for part in value]
+def _all_to_json(elements: Any) -> list[JsonData]:
+    return [to_json(part) for part in elements]
 
 
 _JSON_KINDS: tuple[tuple[Any, str, Convert, Convert], ...] = (
@@ -131,7 +131,7 @@ _JSON_KINDS: tuple[tuple[Any, str, Convert, Convert], ...] = (
     (torch.fx.Node, "node", attrgetter("name"), lambda data: NodeName(_as_str(data))),
     (sympy.Basic, "size", expressions.to_json, expressions.from_json),
     (SymInt | SymFloat | SymBool, "size", lambda value: expressions.to_json(value.node.expr), expressions.from_json),
-    (OpOverload | HigherOrderOperator, "operator", operator_name, lambda data: allowed_operator(_as_str(data))),
+    (OpOverload | HigherOrderOperator, "operator", operator_name, lambda data: find_allowed_operator(_as_str(data))),
 )
 """The conversions to JSON, in order of priority: a value's type, the key in JSON, the writer and the reader."""
 _READ: Mapping[str, Convert] = {
@@ -148,12 +148,12 @@ def to_json(value: object) -> JsonData:
         return write_float(value)
     if isinstance(value, list):
         return _all_to_json(value)
-    name, write = _find_writer(type(value))  # type: ignore[arg-type]
+    name, write = _key_and_writer(type(value))  # type: ignore[arg-type]
     return {name: write(value)}
 
 
 @cache
-def _find_writer(kind: type) -> tuple[str, Callable[[object], JsonData]]:
+def _key_and_writer(kind: type) -> tuple[str, Callable[[object], JsonData]]:
     for kinds, name, write, _ in _JSON_KINDS:
         if issubclass(kind, kinds):
             return name, write

@@ -18,7 +18,7 @@ from attrs import asdict, evolve
 from attrs.filters import exclude
 
 from pipeline.artifact import graphs, op_names, pytrees, settings_json
-from pipeline.artifact.allocations import allowed_bytes, largest_constant
+from pipeline.artifact.allocations import allowed_constant_bytes, largest_nbytes
 from pipeline.artifact.codec import read_part
 from pipeline.artifact.consistency import check_program, check_weights
 from pipeline.artifact.container import ContainerReader
@@ -27,7 +27,7 @@ from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError, MissingOperatorError
 from pipeline.artifact.manifest import KERNELS, SavedSource, saved_fields
 from pipeline.artifact.manifest_file import decode_entry, open_program_file, read_manifest, read_record
-from pipeline.artifact.rebuild import unsaved_choice
+from pipeline.artifact.rebuild import placeholder_choice
 from pipeline.artifact.tensors import MappedTensors, SavedTensor
 from pipeline.aten.naming import module_meta
 from pipeline.compiled import Compiled
@@ -35,7 +35,7 @@ from pipeline.errors import ArtifactError, ArtifactWarning, warn
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
-from pipeline.network.validity import first_error
+from pipeline.network.validity import first_network_error
 from pipeline.program import Partitioned, Program, Verdict, tensor_version
 from pipeline.records.kernels import NO_KERNELS, Kernels
 from pipeline.records.wording import to_path
@@ -81,7 +81,7 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     if not found:
         why = f"{place} is a language model of {library[:40]}, and no installed entry point of pipeline.saved loads it"
         raise ArtifactError(why, "install pipeline again (pip install . in its checkout)")
-    with report_altered_file(str(place)):
+    with raise_as_altered_file(str(place)):
         made: Compiled = found[0](compiled, data, lambda n: load_program(place.with_name(Path(n).name), operators))
     return made
 
@@ -90,7 +90,7 @@ def load_program(path: str | os.PathLike[str], operators: Collection[str] = ()) 
     """Load a program as `load` does, but a language model as its decoder's program; warn if there is no GPU."""
     if isinstance(operators, str):
         raise TypeError(f'operators is a str: expected a set of operator namespaces: pass {{"{operators}"}}')
-    compiled = load_silently(path, frozenset(operators))
+    compiled = load_without_warning(path, frozenset(operators))
     if not has_gpu():
         warn(f"no GPU was found: {path} runs on the CPU, in the slow reference executor", ArtifactWarning)
     return compiled
@@ -100,16 +100,16 @@ FOLDER: Final = "model.trtp"
 """The file name of the program in a folder that a language model was saved to."""
 
 
-def load_silently(path: str | os.PathLike[str], libraries: Collection[str] | None) -> Compiled:
+def load_without_warning(path: str | os.PathLike[str], libraries: Collection[str] | None) -> Compiled:
     """Load a program without a warning if there is no GPU; ``libraries`` are namespaces, or `op_names.ANY` for all."""
     with open_program_file(Path(path)) as file, ThreadPoolExecutor(THREADS) as threads:
-        return Loader(file, Path(path), threads, libraries).compiled()
+        return Loader(file, Path(path), threads, libraries).load_compiled()
 
 
-def load_description(path: Path) -> Compiled:
+def load_printable_program(path: Path) -> Compiled:
     """Return a saved program that can be printed but not run, after checking every byte; raise the errors of `load`."""
     with open_program_file(path) as file, ThreadPoolExecutor(THREADS) as threads:
-        return _Describer(file, path, threads, op_names.ANY).compiled()
+        return _Describer(file, path, threads, op_names.ANY).load_compiled()
 
 
 class Loader:
@@ -121,7 +121,7 @@ class Loader:
         self.reader = ContainerReader(file, str(path))
         self.manifest = read_manifest(self.reader)
         self.missing, kept = "", self.manifest
-        self.most = allowed_bytes((each.nbytes for each in kept.parameters.values()), kept.computed)
+        self.most = allowed_constant_bytes((each.nbytes for each in kept.parameters.values()), kept.computed)
         large = [*filter(None, [kept.weights.entry]), *(engine.entry for engine in kept.engines)]
         large += [KERNELS] * bool(kept.kernels)
         digests = {name: self.expected_digest(name) for name in large}
@@ -136,13 +136,13 @@ class Loader:
         self.opened: tuple[OpenedFile, ...] = (_keep_open(file, path, same),)
         self.verified = {name: threads.submit(self.reader.verify, name, each) for name, each in digests.items()}
 
-    def compiled(self) -> Compiled:
+    def load_compiled(self) -> Compiled:
         """Return the loaded program, after all checks have succeeded."""
         kept = self.manifest
         networks = tuple(map(self.read_network, kept.networks))
         self.segments = [self.read_entry(name, SavedGraph) for name in kept.graphs]
         self.kept_source = self.read_entry(kept.source, SavedSource) if kept.source else None
-        self.tensor = self.tensors()
+        self.tensor = self.tensor_reader()
         try:
             check_weights(networks, kept)
             partitioned = Partitioned(self.program(), kept.segments, self.verdicts(), kept.fallbacks, kept.cuts)
@@ -158,12 +158,12 @@ class Loader:
                 kernels=self.kernels(),
             )
         except MissingOperatorError as error:
-            raise ArtifactError(f"{self.path}: {error.message}", error.hint) from None
+            raise ArtifactError(f"{self.path} cannot be loaded: {error.message}", error.hint) from None
         except MalformedError as error:
             raise self.reader.damage_error(error.message) from None
         except RecursionError:
             raise self.reader.damage_error("its JSON data is nested too deeply") from None
-        _check_parts(compiled, self.reader)
+        _check_parts_match(compiled, self.reader)
         return compiled
 
     def check_recipes(self) -> None:
@@ -171,27 +171,27 @@ class Loader:
         manifest = self.manifest
         recipes = [*manifest.constants.values(), *manifest.refit_map.values()]
         for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
-            read_part("a weight's recipe", lambda name: op_names.allowed_operator(name, self.libraries), target)
-        size = largest_constant(recipes, {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()})
+            read_part("a weight's recipe", lambda name: op_names.find_allowed_operator(name, self.libraries), target)
+        size = largest_nbytes(recipes, {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()})
         if size > self.most:
             limit = f"the file declares tensors of at most {self.most} bytes"
             raise MalformedError(f"computing a weight creates a tensor of {size} bytes, and {limit}")
 
-    def read_entry(self, name: str, record_type: type[T]) -> T:
-        data = self.reader.read(name, self.expected_digest(name))
-        return read_record(self.reader, decode_entry(self.reader, data, name), record_type, name)
+    def read_entry(self, entry_name: str, record_type: type[T]) -> T:
+        data = self.reader.read(entry_name, self.expected_digest(entry_name))
+        return read_record(self.reader, decode_entry(self.reader, data, entry_name), record_type, entry_name)
 
-    def read_network(self, name: str) -> Network:
-        found = self.read_entry(name, Network)
-        if why := first_error(found):
-            raise self.reader.damage_error(f"entry {name}: {why}")
+    def read_network(self, entry_name: str) -> Network:
+        found = self.read_entry(entry_name, Network)
+        if why := first_network_error(found):
+            raise self.reader.damage_error(f"entry {entry_name}: {why}")
         return found
 
-    def expected_digest(self, name: str) -> str:
+    def expected_digest(self, entry_name: str) -> str:
         """Return the SHA-256 that the manifest states for an entry of the file."""
-        if name not in self.manifest.entries:
-            raise self.reader.damage_error(f"its manifest does not list the entry {name[:80]}")
-        return self.manifest.entries[name]
+        if entry_name not in self.manifest.entries:
+            raise self.reader.damage_error(f"its manifest does not list the entry {entry_name[:80]}")
+        return self.manifest.entries[entry_name]
 
     def engines(self) -> tuple[Engine, ...]:
         if not self.manifest.engines:
@@ -200,34 +200,34 @@ class Loader:
         found: list[Engine] = []
         for kept in self.manifest.engines:
             at, shared = self.verified[kept.entry].result(), asdict(kept, recurse=False, filter=exclude("entry"))
-            found.append(Engine(plan=memory[at.data : at.end], file=self.opened[0], **shared))
+            found.append(Engine(plan=memory[at.data_offset : at.end_offset], file=self.opened[0], **shared))
         return tuple(found)
 
     def kernels(self) -> Kernels:
         if not self.manifest.kernels:
             return NO_KERNELS
         at = self.verified[KERNELS].result()
-        return Kernels(self.manifest.kernels, self.reader.read_at(at.data, at.size))
+        return Kernels(self.manifest.kernels, self.reader.read_at(at.data_offset, at.size))
 
-    def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
+    def tensor_reader(self) -> Callable[[SavedTensor], torch.Tensor]:
         """Return a function that reads saved tensors, from the file itself or from the separate weights file."""
         kept, inside = self.manifest.weights, MappedTensors()
         if kept.entry:
             entry = self.verified[kept.entry].result()
-            inside = self.map_tensors(self.file, entry.data, entry.size)
+            inside = self.map_tensors(self.file, entry.data_offset, entry.size)
         if kept.entry and not kept.others:
             return inside
-        beside = self.separate_weights()
+        beside = self.map_separate_weights()
         return lambda each: (inside if each.key in inside.rows else beside)(each)
 
-    def separate_weights(self) -> MappedTensors:
+    def map_separate_weights(self) -> MappedTensors:
         """Return the tensors of the weights file; without values if it is missing or weights were not saved."""
         kept, beside = self.manifest.weights, self.path.parent / self.manifest.weights.file
         if kept.file and beside.is_file():
             with open_program_file(beside) as file:
-                if (shared := SharedFile(file)).size != kept.size or shared.digest(0, kept.size) != kept.sha256:
+                if (shared := SharedFile(file)).size != kept.size or shared.sha256(0, kept.size) != kept.sha256:
                     raise ArtifactError(f"{beside} has other weights than those saved for {self.path}", "save again")
-                same = lambda again: SharedFile(again).digest(0, kept.size) == kept.sha256  # noqa: E731
+                same = lambda again: SharedFile(again).sha256(0, kept.size) == kept.sha256  # noqa: E731
                 self.opened = (*self.opened, _keep_open(file, beside, same))
                 return self.map_tensors(file, 0, kept.size)
         self.missing = f"{beside} is missing" if kept.file else f"{self.path} was saved without weights"
@@ -239,13 +239,13 @@ class Loader:
         except ArtifactError as error:
             raise self.reader.damage_error(error.message) from None
 
-    def tensors_by_name(self, saved: Mapping[str, SavedTensor]) -> FrozenDict[str, torch.Tensor]:
+    def tensors_by_name(self, saved_tensors: Mapping[str, SavedTensor]) -> FrozenDict[str, torch.Tensor]:
         """Return tensors by their names in the program, given their locations in the file."""
-        found = {name: read_part(name, self.tensor, each) for name, each in saved.items()}
+        found = {name: read_part(name, self.tensor, each) for name, each in saved_tensors.items()}
         return FileWeights(found, self.opened, self.manifest.call, self.missing)
 
     def verdicts(self) -> FrozenDict[str, Verdict]:
-        rows = ((each, unsaved_choice(each.converter) if each.supported else None) for each in self.manifest.verdicts)
+        rows = ((v, placeholder_choice(v.converter) if v.supported else None) for v in self.manifest.verdicts)
         return FrozenDict({k.node: Verdict(k.node, k.target, choice, k.reasons, k.where) for k, choice in rows})
 
     def program(self) -> Program:
@@ -259,9 +259,9 @@ class Loader:
             settings=read_part("settings", settings_json.from_json, kept.settings),
             versions=FrozenDict({name: tensor_version(tensor) for name, tensor in parameters.items()}),
         )
-        return evolve(program, source=self.source_program(program))
+        return evolve(program, source=self.build_source_program(program))
 
-    def source_program(self, program: Program) -> Program | None:
+    def build_source_program(self, program: Program) -> Program | None:
         """Build the program before `decompose`; None if the file does not have it, or it calls missing operators."""
         kept = self.kept_source
         if kept is None:
@@ -294,7 +294,7 @@ class _Describer(Loader):
     """A loader for `inspect` that runs no operators, recipes or graphs of the file, not even on fake tensors. Tensors
     have no values; names represent missing operators. Only ranges of sizes are computed, at a bounded cost."""
 
-    def tensors(self) -> Callable[[SavedTensor], torch.Tensor]:
+    def tensor_reader(self) -> Callable[[SavedTensor], torch.Tensor]:
         for each in self.verified.values():
             each.result()
         self.missing = f"{self.path} was described, not loaded"
@@ -303,19 +303,19 @@ class _Describer(Loader):
     def check_recipes(self) -> None:
         """Do nothing: a description needs no recipes."""
 
-    def source_program(self, program: Program) -> Program | None:
+    def build_source_program(self, program: Program) -> Program | None:
         return None
 
     def build_graph(self, graph: SavedGraph) -> torch.fx.GraphModule:
-        module = super().build_graph(_remove_calls(graph))
+        module = super().build_graph(_without_calls(graph))
         for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
             if row.calls and row.op == "call_function":
                 node.target = op_names.find_callable(row.target) or node.target
         return module
 
 
-def _remove_calls(graph: SavedGraph) -> SavedGraph:
-    inner = tuple((path, _remove_calls(each)) for path, each in graph.graphs)
+def _without_calls(graph: SavedGraph) -> SavedGraph:
+    inner = tuple((path, _without_calls(each)) for path, each in graph.graphs)
     return evolve(graph, nodes=tuple(evolve(row, calls=False) for row in graph.nodes), graphs=inner)
 
 
@@ -325,7 +325,7 @@ def _keep_open(file: BinaryIO, path: Path, has_same_bytes: Callable[[BinaryIO], 
     return OpenedFile(again, str(path), lambda: has_same_bytes(again))
 
 
-def _check_parts(compiled: Compiled, reader: ContainerReader) -> None:
+def _check_parts_match(compiled: Compiled, reader: ContainerReader) -> None:
     program, segments = compiled.program, compiled.partitioned.engine_segments
     users = [output for output in program.outputs if output.kind == "user"]
     kinds = [child.type for child in child_specs(program.in_spec)]
@@ -339,7 +339,7 @@ def _check_parts(compiled: Compiled, reader: ContainerReader) -> None:
     if wrong := [what for what, holds in fits.items() if not holds]:
         raise reader.damage_error(f"it has {wrong[0]}")
     try:
-        with report_altered_file(reader.name):
+        with raise_as_altered_file(reader.name):
             check_program(compiled)
             LayoutBuilder(program, compiled.partitioned.segments).build()
             compiled.report()
@@ -348,10 +348,10 @@ def _check_parts(compiled: Compiled, reader: ContainerReader) -> None:
 
 
 @contextmanager
-def report_altered_file(name: str) -> Iterator[None]:
-    """Turn Python's errors inside the block into the error that the file was altered, so that parts do not fit."""
+def raise_as_altered_file(file_name: str) -> Iterator[None]:
+    """Return a context that turns errors of Python into the error that the file was altered: its parts do not fit."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:
         why = f"its entries contradict each other ({type(error).__name__}: {error})"
-        raise ArtifactError(f"{name} is truncated or was altered: {why}", "copy or save the file again") from None
+        raise ArtifactError(f"{file_name} is truncated or was altered: {why}", "copy or save the file again") from None

@@ -29,7 +29,7 @@ with a default needs no new version."""
 
 @frozen
 class SavedVerdict:
-    """The verdict on a node as saved in a file: it has the converter's name instead of the converter itself."""
+    """Whether and how a node can be converted, as saved in a file: with the converter's name, not the converter."""
 
     node: str
     target: str

@@ -44,20 +44,20 @@ def read_manifest(reader: ContainerReader) -> Manifest:
     return found
 
 
-def decode_entry(reader: ContainerReader, data: bytes, name: str) -> object:
-    """Decode the JSON of the file's entry called ``name``."""
+def decode_entry(reader: ContainerReader, data: bytes, entry_name: str) -> object:
+    """Decode the JSON of the file's entry called ``entry_name``."""
     try:
         return decode_json(data)
     except ArtifactError as error:
-        raise reader.damage_error(f"entry {name} {error.message}") from None
+        raise reader.damage_error(f"entry {entry_name}: {error.message}") from None
 
 
-def read_record(reader: ContainerReader, data: object, record_type: type[T], name: str) -> T:
-    """Convert the JSON of the file's entry called ``name`` to a record."""
+def read_record(reader: ContainerReader, data: object, record_type: type[T], entry_name: str) -> T:
+    """Convert the JSON of the file's entry called ``entry_name`` to a record."""
     try:
         found: T = codec.from_json(data, record_type)
         return found
     except ArtifactError as error:
-        raise reader.damage_error(f"entry {name}: {error.message}") from None
+        raise reader.damage_error(f"entry {entry_name}: {error.message}") from None
     except RecursionError:
-        raise reader.damage_error(f"the JSON data of entry {name} is nested too deeply") from None
+        raise reader.damage_error(f"the JSON data of entry {entry_name} is nested too deeply") from None

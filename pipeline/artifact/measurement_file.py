@@ -1,4 +1,4 @@
-"""Save the measured times of engines and of PyTorch to a JSON file, with the GPU and versions they hold for."""
+"""Save the measured times of engines and of PyTorch to a JSON file, with the GPU and the versions of libraries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _check_milliseconds(_: object, field: object, value: Any) -> None:
 
 @frozen
 class MeasurementRow:
-    """One measurement: the milliseconds of ``key`` in TensorRT and in PyTorch (None: cannot run), GPU and versions."""
+    """The milliseconds of ``key`` in TensorRT and in PyTorch (None: it cannot run there), with GPU and versions."""
 
     key: str = field(validator=validators.matches_re("[0-9a-f]{64}"))
     gpu: str
@@ -110,10 +110,10 @@ class MeasurementFile:
             with open_private_file(self.path) if self.given is None else self.path.open("rb") as file:
                 data = file.read(BYTES + 1)
             if len(data) > BYTES:
-                raise ArtifactError(f"it has more than {BYTES} bytes")
+                raise ArtifactError(f"the file has more than {BYTES} bytes")
             table: MeasurementTable = codec.from_json(decode_json(data), MeasurementTable)
             if table.schema != 1:
-                raise ArtifactError(f"it has the schema {table.schema}, and this version of pipeline reads schema 1")
+                raise ArtifactError(f"the file has schema {table.schema}, and this version of pipeline reads schema 1")
             return table.rows
         except FileNotFoundError:
             return ()

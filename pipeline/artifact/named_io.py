@@ -28,14 +28,14 @@ def outputs_by_name(program: Program, result: object) -> dict[str, Leaf]:
     return {name: value for (name, _), value in rows if value is not None}
 
 
-def named_args(program: Program, values: Mapping[str, Leaf]) -> tuple[tuple[Leaf, ...], dict[str, Leaf]]:
+def call_args(program: Program, values: Mapping[str, Leaf]) -> tuple[tuple[Leaf, ...], dict[str, Leaf]]:
     """Convert tensors and numbers by input name to the positional and keyword arguments of a call."""
     leaves = [unwrap_constant(port.value) if port.kind == "constant" else values[port.name] for port in program.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
     return args, kwargs
 
 
-def called_by_name(program: Program, call: Function, values: Mapping[str, Leaf]) -> dict[str, Leaf]:
+def called_by_name(program: Program, call: Function, values_by_name: Mapping[str, Leaf]) -> dict[str, Leaf]:
     """Call a program with tensors and numbers by input name; return the results by output name."""
-    args, kwargs = named_args(program, values)
+    args, kwargs = call_args(program, values_by_name)
     return outputs_by_name(program, call(*args, **kwargs))

@@ -27,7 +27,7 @@ condition of ``cond``)."""
 
 @frozen
 class OperatorName:
-    """The name of an operator that runs in an engine, in place of the operator, so that it need not exist here."""
+    """The name of an operator that runs in an engine, in place of the operator, which this process need not have."""
 
     name: str
 
@@ -44,14 +44,14 @@ class OperatorName:
 
 def operator_name(target: object) -> str:
     """Return the name by which an operator or function can be found again; raise an `ArtifactError` if it has none."""
-    name = readable_name(target)
+    name = readable_target_name(target)
     if isinstance(target, (OpOverload, HigherOrderOperator, OperatorName)) or name in FUNCTIONS:
         return name
     why = f"{name} cannot be saved: it is not an operator of torch"
     raise ArtifactError(why, "register it with torch.library.custom_op")
 
 
-def readable_name(target: object) -> str:
+def readable_target_name(target: object) -> str:
     """Return a readable name for any target of a node."""
     if isinstance(target, OperatorName):
         return target.name
@@ -68,11 +68,11 @@ def find_callable(name: str) -> Any:
     return torch._ops._higher_order_ops.get(short) if space == "higher_order" else find_operator(name)
 
 
-def allowed_operator(name: str, libraries: Collection[str] | None = (), library: str = "") -> Any:
+def find_allowed_operator(name: str, allowed_libraries: Collection[str] | None = (), library: str = "") -> Any:
     """Return the operator or function of this name, if a file may call it.
 
-    libraries: the namespaces of allowed libraries other than torch; `ANY` for all. library: the module that defines the
-    operator, for the error.
+    allowed_libraries: the namespaces of allowed libraries other than torch; `ANY` for all. library: the module that
+    defines the operator, for the error.
 
     Raises:
         MissingOperatorError: this process lacks the operator, or its library is not allowed; the hint says what to do.
@@ -82,7 +82,7 @@ def allowed_operator(name: str, libraries: Collection[str] | None = (), library:
     if target is None:
         hint = f"import {library or space[:60]}, which defines it, before pipeline.load" if space not in SPACES else ""
         raise MissingOperatorError(f"the file calls {name[:80]}, an operator that this process does not have", hint)
-    if why := refusal_reason(target, libraries):
+    if why := refusal_reason(target, allowed_libraries):
         if space in SPACES or not isinstance(target, OpOverload):
             raise MalformedError(f"the file calls {name[:80]}, which {why}")
         hint = f"if you trust the file, load it with operators={{{space!r}}} (--allow-operators {space})"
@@ -90,13 +90,13 @@ def allowed_operator(name: str, libraries: Collection[str] | None = (), library:
     return target
 
 
-def refusal_reason(target: Any, libraries: Collection[str] | None = ANY) -> str:
+def refusal_reason(target: Any, allowed_libraries: Collection[str] | None = ANY) -> str:
     """Return the reason why a file must not call an operator or function; empty if it may call it."""
     if isinstance(target, HigherOrderOperator):
         return "" if target.name() in GRAPHS else "runs graphs, and is not one of those that files may call"
     if not isinstance(target, OpOverload):
         return "" if qualified_name(target) in FUNCTIONS else "is not an operator of torch"
-    return reason_to_refuse(target, (target.namespace,) if libraries is ANY else libraries)
+    return reason_to_refuse(target, (target.namespace,) if allowed_libraries is ANY else allowed_libraries)
 
 
 def defining_library(target: object) -> str:

@@ -24,7 +24,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipeline.artifact.expressions import from_json, to_json
 from pipeline.artifact.json_values import dtype_name
-from pipeline.artifact.load import load_silently
+from pipeline.artifact.load import load_without_warning
 from pipeline.artifact.op_names import ANY
 from pipeline.artifact.save import save
 from pipeline.aten.tensor_type import TensorType
@@ -49,10 +49,10 @@ class OperatorCall:
     def __init__(self, module: ProgramModule, compiled: Compiled) -> None:
         program: Program = module.program
         values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-        self.plain = tuple(_tensor_or_constant(values, o) for o in program.outputs if o.kind == "user")
+        self.plain = tuple(_is_tensor_and_constant(values, o) for o in program.outputs if o.kind == "user")
         self.refusal = _trace_obstacle(program, self.plain)
         self.key = uuid.uuid4().hex
-        self.facts = "" if self.refusal else _describe_call(program, values, self.key)
+        self.facts = "" if self.refusal else _call_facts_json(program, values, self.key)
         self.kinds = tuple(map(_input_kind, program.inputs))
         self.compiled = weakref.ref(compiled)
         _MODULES[self.key] = module
@@ -64,7 +64,7 @@ class OperatorCall:
         leaves = tree_leaves((args, kwargs))
         tensors = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "tensor"]
         sizes = [leaf for leaf, kind in zip(leaves, self.kinds, strict=True) if kind == "symint"]
-        saved = None if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting() else _to_bytes(self)
+        saved = None if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_exporting() else _save_bytes(self)
         results = iter(torch.ops.pipeline.run(saved, tensors, sizes, self.facts))
         return module._rebuild_outputs([next(results) if is_tensor else value for is_tensor, value in self.plain])
 
@@ -74,26 +74,26 @@ def _input_kind(port: Port) -> str:
     return "tensor" if isinstance(port.value, Constant) else port.kind
 
 
-def _trace_obstacle(program: Program, plain: Sequence[tuple[bool, Leaf]]) -> str:
-    """Return why a traced graph cannot call a program (it must know all mutations); empty if it can."""
+def _trace_obstacle(program: Program, outputs: Sequence[tuple[bool, Leaf]]) -> str:
+    """Return why a traced graph cannot call a program (it mutates buffers or inputs …); empty if it can."""
     if program.buffers:
         name = next(iter(program.buffers.values()))
         return f"the compiled program updates its buffer {name}, and an outer graph cannot contain such a call"
     if any(o.kind == "input" for o in program.outputs):
         return "the compiled program writes to its inputs, and an outer graph cannot contain such a call"
     users = (o for o in program.outputs if o.kind == "user")
-    numbers = [o.name for o, (is_tensor, _) in zip(users, plain, strict=True) if not is_tensor and not o.constant]
+    numbers = [o.name for o, (is_tensor, _) in zip(users, outputs, strict=True) if not is_tensor and not o.constant]
     return f"the compiled program returns {numbers[0]}, a dynamic number" if numbers else ""
 
 
-def _tensor_or_constant(values: Mapping[str, Argument], output: Output) -> tuple[bool, Leaf]:
-    """Return whether an output is a tensor, and the output's value if it is a constant."""
+def _is_tensor_and_constant(node_values: Mapping[str, Argument], output: Output) -> tuple[bool, Leaf]:
+    """Return whether an output is a tensor, and the output's value if the output is a constant."""
     if output.constant:
         return False, output.value
-    return isinstance(values[output.value], torch.Tensor | TensorType), None
+    return isinstance(node_values[output.value], torch.Tensor | TensorType), None
 
 
-def _describe_call(program: Program, values: Mapping[str, Argument], key: str) -> str:
+def _call_facts_json(program: Program, node_values: Mapping[str, Argument], module_key: str) -> str:
     """Return the JSON for the fake implementation: the module's key, sizes of inputs, dtypes and sizes of results."""
     tensors = [
         [to_json(size) for size in (port.value.value.shape if isinstance(port.value, Constant) else port.shape)]
@@ -101,17 +101,17 @@ def _describe_call(program: Program, values: Mapping[str, Argument], key: str) -
         if _input_kind(port) == "tensor"
     ]
     sizes = [to_json(port.value) for port in program.inputs if port.kind == "symint"]
-    given = [values[o.value] for o in program.outputs if o.kind == "user" and not o.constant]
+    given = [node_values[o.value] for o in program.outputs if o.kind == "user" and not o.constant]
     results = [[dtype_name(value.dtype), [to_json(size) for size in shape_of(value)]] for value in given]
-    return json.dumps({"key": key, "tensors": tensors, "sizes": sizes, "results": results})
+    return json.dumps({"key": module_key, "tensors": tensors, "sizes": sizes, "results": results})
 
 
-def _to_bytes(call: OperatorCall) -> torch.Tensor:
+def _save_bytes(call: OperatorCall) -> torch.Tensor:
     """Save the called program as a tensor of bytes, for an exported graph that another process loads."""
     compiled = call.compiled()
     if compiled is None:
         hint = "keep a reference to the result of pipeline.default()(…) or pipeline.load until torch.export returns"
-        raise ArtifactError("torch.export has to save the compiled program of a module, which was deleted", hint)
+        raise ArtifactError("torch.export has to save the compiled program of a module, but it was deleted", hint)
     with _disable_current_modes(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.trtp"
         save(compiled, path)
@@ -122,7 +122,7 @@ def run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
     """Run a compiled program: the implementation of the operator ``pipeline::run`` (see `artifact.run_op`)."""
-    module = _module_of_key(program, _module_key(facts))
+    module = _find_or_load_module(program, _module_key_of_call(facts))
     given: dict[str, Iterator[Leaf]] = {"tensor": iter(inputs), "symint": iter(sizes)}
     ports = module.program.inputs
     leaves = [next(given[_input_kind(port)]) if _input_kind(port) in given else port.value for port in ports]
@@ -132,29 +132,29 @@ def run(
 
 
 @lru_cache(maxsize=256)
-def _module_key(facts: str) -> str:
+def _module_key_of_call(facts: str) -> str:
     return str(json.loads(facts)["key"])
 
 
-def _module_of_key(program: torch.Tensor | None, key: str) -> CompiledModule:
+def _find_or_load_module(program_bytes: torch.Tensor | None, module_key: str) -> CompiledModule:
     """Return this process's module with this key; if there is none, create it from the bytes of a saved program."""
-    if (known := _MODULES.get(key)) is not None:
+    if (known := _MODULES.get(module_key)) is not None:
         return known
-    if program is None:
+    if program_bytes is None:
         hint = "keep a reference to compiled.module(); to use the graph in another process, export it with strict=False"
         raise ExecutionError("the graph calls a compiled module that was deleted", hint)
-    storage = program.untyped_storage()
+    storage = program_bytes.untyped_storage()
     if storage not in _LOADED:
-        _LOADED[storage] = _load_bytes(program).module()
+        _LOADED[storage] = _load_from_byte_tensor(program_bytes).module()
     return _LOADED[storage]
 
 
-def _load_bytes(program: torch.Tensor) -> Compiled:
+def _load_from_byte_tensor(program_bytes: torch.Tensor) -> Compiled:
     """Load a program from its bytes. Any operator is allowed, as in the exported graph that contains the bytes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.trtp"
-        path.write_bytes(program.cpu().numpy().tobytes())
-        return load_silently(path, ANY)
+        path.write_bytes(program_bytes.cpu().numpy().tobytes())
+        return load_without_warning(path, ANY)
 
 
 def _clone_aliases(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -158,28 +158,28 @@ def from_json(data: JsonData) -> Any:
         raise MalformedError(f"expected a pytree structure, not {str(data)[:60]!r}")
     parts, kind = [from_json(child) for child in data["children"]], str(data.get("type"))
     if kind == "class":
-        return pytree.TreeSpec(*_read_class(data, len(parts)), parts)
+        return pytree.TreeSpec(*_class_and_context_from_json(data, len(parts)), parts)
     if kind == "defaultdict":
-        return pytree.TreeSpec(defaultdict, _read_default_context(data.get("context"), len(parts)), parts)
+        return pytree.TreeSpec(defaultdict, _defaultdict_context_from_json(data.get("context"), len(parts)), parts)
     if kind not in CONTAINERS:
         raise MalformedError(f"{kind[:60]!r} is not a pytree container such as dict")
-    return pytree.TreeSpec(CONTAINERS[kind], _read_context(kind, data.get("context"), len(parts)), parts)
+    return pytree.TreeSpec(CONTAINERS[kind], _context_from_json(kind, data.get("context"), len(parts)), parts)
 
 
-def _read_context(kind: str, data: JsonData, count: int) -> Any:
+def _context_from_json(kind: str, data: JsonData, child_count: int) -> Any:
     context = values.from_json(data)
     if kind == "deque":
         wrong = context is not None and type(context) is not int
     elif CONTAINERS[kind] in (dict, OrderedDict, immutable_dict):
-        wrong = not isinstance(context, list) or len(context) != count or not all(map(_is_key, context))
+        wrong = not isinstance(context, list) or len(context) != child_count or not all(map(_is_hashable, context))
     else:
         wrong = context is not None
     if wrong:
-        raise MalformedError(f"a {kind} of {count} elements cannot have the pytree context {str(context)[:60]}")
+        raise MalformedError(f"a {kind} of {child_count} elements cannot have the pytree context {str(context)[:60]}")
     return context
 
 
-def _is_key(value: object) -> bool:
+def _is_hashable(value: object) -> bool:
     try:
         hash(value)
     except TypeError:
@@ -187,15 +187,15 @@ def _is_key(value: object) -> bool:
     return True
 
 
-def _read_default_context(data: JsonData, count: int) -> Any:
+def _defaultdict_context_from_json(data: JsonData, child_count: int) -> Any:
     if not isinstance(data, list) or len(data) != 2 or (data[0] is not None and str(data[0]) not in FACTORIES):
         raise MalformedError(f"expected a default factory and the keys of a defaultdict, not {str(data)[:60]!r}")
-    return [FACTORIES.get(str(data[0])), _read_context("dict", data[1], count)]
+    return [FACTORIES.get(str(data[0])), _context_from_json("dict", data[1], child_count)]
 
 
-def _read_class(data: Mapping[str, JsonData], count: int) -> tuple[Any, Any]:
+def _class_and_context_from_json(data: Mapping[str, JsonData], child_count: int) -> tuple[Any, Any]:
     """Return a class and its pytree context, if it is imported and registered with torch; else those of a `Record`."""
-    shape = _read_shape(data, count)
+    shape = _record_shape_from_json(data, child_count)
     found = _find_imported_class(shape.cls)
     if found is not None and pytree.is_namedtuple_class(found) and found._fields == shape.names:
         return namedtuple, found
@@ -204,13 +204,13 @@ def _read_class(data: Mapping[str, JsonData], count: int) -> tuple[Any, Any]:
     return Record, shape
 
 
-def _read_shape(data: Mapping[str, JsonData], count: int) -> RecordShape:
+def _record_shape_from_json(data: Mapping[str, JsonData], child_count: int) -> RecordShape:
     cls, kind, names, absent = (data.get(key) for key in ("class", "kind", "names", "absent"))
     lists = isinstance(names, list) and isinstance(absent, list) and all(isinstance(n, str) for n in [*names, *absent])
     if not lists or not isinstance(cls, str) or kind not in ("namedtuple", "mapping", "object"):
         raise MalformedError(f"the description of the pytree class {str(cls)[:60]!r} is malformed")
-    if names and len(names) != count:
-        raise MalformedError(f"the class {cls[:60]} has {count} elements, but {len(names)} field names")
+    if names and len(names) != child_count:
+        raise MalformedError(f"the class {cls[:60]} has {child_count} elements, but {len(names)} field names")
     return RecordShape(cls, kind, tuple(names or ()), tuple(absent or ()))
 
 

@@ -37,12 +37,12 @@ class UnsavedConverter:
 
 
 @cache
-def unsaved_choice(name: str) -> Choice:
+def placeholder_choice(converter_name: str) -> Choice:
     """Return the placeholder for the converter of this name."""
-    return Choice(ConverterSupport(UnsavedConverter(name)))
+    return Choice(ConverterSupport(UnsavedConverter(converter_name)))
 
 
-def is_loaded(compiled: Compiled) -> bool:
+def was_loaded_from_file(compiled: Compiled) -> bool:
     """Return whether a program was loaded from a file."""
     choices = (verdict.choice for verdict in compiled.partitioned.verdicts.values())
     return any(isinstance(c.support.converter_implementation, UnsavedConverter) for c in choices if c is not None)

@@ -16,9 +16,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
 
-from pipeline.artifact.adapters import Adapter, adapt, factor_parameters, is_adapter, read_adapters, remove_adapters
+from pipeline.artifact.adapters import Adapter, adapt, is_adapter_factor, named_factors, read_adapters, remove_adapters
 from pipeline.artifact.json_values import dtype_name
-from pipeline.artifact.rebuild import is_loaded, rebuild_engines
+from pipeline.artifact.rebuild import rebuild_engines, was_loaded_from_file
 from pipeline.artifact.tensors import read_tensor_file
 from pipeline.capture.shared_tensors import unwrap_subclasses
 from pipeline.compiled import Compiled, RefitMap, StrPath
@@ -60,8 +60,8 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
         raise TypeError(f"compiled is {kind_of(compiled)}: expected the result of pipeline.default()(model, args)")
     program = compiled.program
     given = unwrap_subclasses(_tensors_by_name(new_weights, program))
-    wrong = missing_weights(given, new_weights, program) | _unfit_weights(given, program)
-    if wrong := wrong or _differing_tied_weights(given, program):
+    wrong = missing_weight_reasons(given, new_weights, program) | _mismatched_weight_reasons(given, program)
+    if wrong := wrong or _tied_weight_conflicts(given, program):
         raise RefitError(wrong, "pass weights with the names, shapes and dtypes of compiled.program.parameters")
     parameters = FrozenDict({**program.parameters, **_copy_weights(given, program)})
     changed = _weights_computed_from(_changed_parameters(program, parameters), compiled)
@@ -69,8 +69,8 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
     return replace_weights(compiled, evolve(program, parameters=parameters), compiled.refit_map, changed, unknown)
 
 
-def _weights_computed_from(parameters: Set[str], compiled: Compiled) -> set[str]:
-    return {name for name, recipe in compiled.refit_map.items() if not parameters.isdisjoint(recipe.parameters)}
+def _weights_computed_from(parameter_names: Set[str], compiled: Compiled) -> set[str]:
+    return {name for name, recipe in compiled.refit_map.items() if not parameter_names.isdisjoint(recipe.parameters)}
 
 
 def replace_weights(
@@ -82,7 +82,7 @@ def replace_weights(
     the model's own tensors, and torch does not count all writes to these (``weight.data.add_(…)``). It is no error if
     TensorRT has folded an unknown weight away.
     """
-    refits, loaded = has_gpu() and _has_refittable_engines(compiled), is_loaded(compiled)
+    refits, loaded = has_gpu() and _has_refittable_engines(compiled), was_loaded_from_file(compiled)
     if (refits or loaded) and compiled.refit_map.computed:
         raise RefitError(compiled.refit_map.computed)
     compiled = evolve(compiled, refit_map=recipes)
@@ -117,9 +117,9 @@ def with_lora(
     if not isinstance(scale, int | float) or not math.isfinite(scale):
         raise ValueError(f"scale is {scale!r}: expected a finite number, such as lora_alpha / r")
     program = compiled.program
-    base = {name: tensor for name, tensor in program.parameters.items() if not is_adapter(name)}
+    base = {name: tensor for name, tensor in program.parameters.items() if not is_adapter_factor(name)}
     found = read_adapters(adapters, base, fan_in_fan_out)
-    if wrong := missing_weights({}, {}, program) | _tied_parameters(found, program):
+    if wrong := missing_weight_reasons({}, {}, program) | _tied_adapter_conflicts(found, program):
         raise RefitError(wrong, "adapt a program whose weights have values; do not adapt tied weights")
     known, dtypes = {each.parameter: each for each in found}, {name: tensor.dtype for name, tensor in base.items()}
 
@@ -128,13 +128,13 @@ def with_lora(
 
     recipes = RefitMap(changed(compiled.refit_map), compiled.refit_map.computed)
     both = (*compiled.refit_map.items(), *recipes.items())
-    affected = {name for name, recipe in both if any(map(is_adapter, recipe.parameters))}
-    parameters = FrozenDict({**base, **factor_parameters(found)})
+    affected = {name for name, recipe in both if any(map(is_adapter_factor, recipe.parameters))}
+    parameters = FrozenDict({**base, **named_factors(found)})
     new = evolve(program, parameters=parameters, constants=changed(program.constants))
     return replace_weights(compiled, new, recipes, affected)
 
 
-def _tied_parameters(adapters: list[Adapter], program: Program) -> dict[str, str]:
+def _tied_adapter_conflicts(adapters: list[Adapter], program: Program) -> dict[str, str]:
     """Return the adapted parameters whose tensor has several names (tied weights): the adapter is ambiguous."""
     adapted = {adapter.parameter for adapter in adapters}
     return {
@@ -169,7 +169,7 @@ def _tensor_attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None
     return value if isinstance(value, torch.Tensor) else None
 
 
-def missing_weights(new: Mapping[str, torch.Tensor], weights: Weights, program: Program) -> dict[str, str]:
+def missing_weight_reasons(new: Mapping[str, torch.Tensor], weights: Weights, program: Program) -> dict[str, str]:
     """Return the weights that a module or export lacks, with the reason. A mapping may lack weights, unless the program
     has no compiled value to keep."""
     absent = [name for name in program.parameters if name not in new]
@@ -180,18 +180,18 @@ def missing_weights(new: Mapping[str, torch.Tensor], weights: Weights, program: 
         changed = [name for name in absent if name not in tied and _was_mutated(program, name)]
         return dict.fromkeys(changed, "it changed in place after compiling, and new_weights does not have it")
     literal = program.written if isinstance(weights, torch.nn.Module) else ()
-    fixed = {name for name in absent if name in literal or is_adapter(name)}
+    fixed = {name for name in absent if name in literal or is_adapter_factor(name)}
     due = [name for name in absent if name not in fixed or program.parameters[name].is_meta]
     return dict.fromkeys(due, "new_weights has no parameter or buffer of this name")
 
 
-def _unfit_weights(new_weights: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
+def _mismatched_weight_reasons(new_weights: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
     """Return the new weights that the program does not have, or that do not fit the compiled ones, with the reason."""
     known = program.parameters.keys() | program.aliases
     unknown = [name for name in new_weights if name not in known]
     found = dict.fromkeys(unknown, "the compiled program has no parameter or buffer of this name")
     pairs = ((name, tensor, program.parameters.get(name)) for name, tensor in new_weights.items())
-    found |= {name: why for name, new, old in pairs if old is not None and (why := _mismatch(new, old))}
+    found |= {name: why for name, new, old in pairs if old is not None and (why := _replacement_obstacle(new, old))}
     read = {place.partition("[")[0] for place in program.numbers} & (new_weights.keys() - found.keys())
     new = {place: number for name in read for place, number in named_buffer_numbers(name, new_weights[name])}
     return found | {
@@ -209,14 +209,14 @@ def tied_names(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
     return [group for group in names.values() if len(group) > 1]
 
 
-def _differing_tied_weights(new: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
-    groups = ([name for name in names if name in new] for names in tied_names(program.parameters))
+def _tied_weight_conflicts(new_weights: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
+    groups = ([name for name in names if name in new_weights] for names in tied_names(program.parameters))
     return {
         name: f"it differs from {first}, and the two are one tensor in the compiled program"
         for first, *others in filter(None, groups)
         for name in others
-        if not _shares_memory(new[first], new[name])
-        and not torch.equal(new[first].detach().cpu(), new[name].detach().cpu())
+        if not _shares_memory(new_weights[first], new_weights[name])
+        and not torch.equal(new_weights[first].detach().cpu(), new_weights[name].detach().cpu())
     }
 
 
@@ -232,25 +232,25 @@ def _aliased_parameters(new_weights: Mapping[str, torch.Tensor], parameters: Map
     return {name for name, tensor in parameters.items() if id(tensor) in same}
 
 
-def _copy_weights(new: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
+def _copy_weights(new_weights: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
     """Copy the new weights; all names of a tied weight share one copy."""
     known = program.parameters
-    copies = {id(known[name]): tensor.detach().clone() for name, tensor in new.items() if name in known}
+    copies = {id(known[name]): tensor.detach().clone() for name, tensor in new_weights.items() if name in known}
     return {name: copies[id(tensor)] for name, tensor in known.items() if id(tensor) in copies}
 
 
-def _mismatch(value: object, old: torch.Tensor) -> str:
+def _replacement_obstacle(new: object, old: torch.Tensor) -> str:
     """Return the reason why a value cannot replace the weight ``old``; empty if it can."""
-    if not isinstance(value, torch.Tensor):
-        return f"its value is {kind_of(value)}: expected a torch.Tensor"
-    if is_lazy(value):
+    if not isinstance(new, torch.Tensor):
+        return f"its value is {kind_of(new)}: expected a torch.Tensor"
+    if is_lazy(new):
         return "its value is an uninitialized parameter without a shape: call the new module once"
-    if value.shape != old.shape or value.dtype != old.dtype:
-        found, due = (f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (value, old))
+    if new.shape != old.shape or new.dtype != old.dtype:
+        found, due = (f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (new, old))
         return f"its new value is {found}, and the engine needs {due}"
-    if value.is_meta:
+    if new.is_meta:
         return "its new value is on the meta device, without data"
-    return "" if value.layout == old.layout else f"its layout is {value.layout}, and the engine needs {old.layout}"
+    return "" if new.layout == old.layout else f"its layout is {new.layout}, and the engine needs {old.layout}"
 
 
 def _refit_engines(compiled: Compiled, partitioned: Partitioned, changed: Collection[str]) -> Compiled:
@@ -266,17 +266,17 @@ def _refit_engines(compiled: Compiled, partitioned: Partitioned, changed: Collec
     return evolve(compiled, partitioned=partitioned, engines=tuple(engines), agreement=None)
 
 
-def _changed_parameters(program: Program, new: Mapping[str, torch.Tensor]) -> set[str]:
+def _changed_parameters(program: Program, new_parameters: Mapping[str, torch.Tensor]) -> set[str]:
     """Return the parameters whose values differ from those in the engines; NaN always differs."""
     changed = {name for name, old in program.parameters.items() if old.is_meta or _was_mutated(program, name)}
     for name in program.parameters.keys() - changed:
-        old, own = program.parameters[name], new[name]
+        old, own = program.parameters[name], new_parameters[name]
         if own is not old and not torch.equal(own.cpu(), old.cpu()):
             changed.add(name)
     return changed
 
 
-def _was_mutated(program: Program, name: str) -> bool:
+def _was_mutated(program: Program, weight_name: str) -> bool:
     """Return whether a weight, which is the model's own tensor, was changed in place after compilation."""
-    tensor = program.parameters[name]
-    return tensor_version(tensor) != program.versions.get(name, tensor_version(tensor))
+    tensor = program.parameters[weight_name]
+    return tensor_version(tensor) != program.versions.get(weight_name, tensor_version(tensor))

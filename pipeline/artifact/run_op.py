@@ -20,7 +20,7 @@ def run(
 
 
 @run.register_fake
-def _(
+def _fake_run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
     from pipeline.artifact import program_op

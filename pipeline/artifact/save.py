@@ -13,7 +13,7 @@ import torch
 from attrs import evolve
 
 from pipeline.artifact import allocations, codec, pytrees, settings_json
-from pipeline.artifact.adapters import is_adapter
+from pipeline.artifact.adapters import is_adapter_factor
 from pipeline.artifact.consistency import check_names
 from pipeline.artifact.container import ContainerWriter
 from pipeline.artifact.graphs import SavedGraph, save_graph
@@ -31,7 +31,7 @@ from pipeline.artifact.manifest import (
     Versions,
     saved_fields,
 )
-from pipeline.artifact.tensors import TensorsToSave, tensor_file_parts
+from pipeline.artifact.tensors import TensorsToSave, safetensors_parts_and_size
 from pipeline.aten.collectives import is_collective
 from pipeline.aten.naming import module_stack
 from pipeline.compiled import Compiled, StrPath
@@ -64,8 +64,8 @@ def save(compiled: Compiled, path: StrPath, weights: StrPath = INSIDE, generatio
     with replace_file(file_path, nbytes=size) as file, ContainerWriter(file) as writer, ThreadPoolExecutor(1) as thread:
         engines = _save_engines(compiled, plans)
         first = thread.submit(_write_entries, writer, plans)
-        manifest = describe_program(compiled, engines, tensors, others)
-        stored = _add_weights(_check_weights_location(weights), file_path, compiled.program, tensors, others)
+        manifest = build_manifest(compiled, engines, tensors, others)
+        stored = _save_weights(_check_weights_location(weights), file_path, compiled.program, tensors, others)
         rest = thread.submit(_write_entries, writer, others)
         first.result()
         record = evolve(manifest, weights=stored, generation=generation)
@@ -78,7 +78,7 @@ def save(compiled: Compiled, path: StrPath, weights: StrPath = INSIDE, generatio
 
 def _write_entries(writer: ContainerWriter, entries: Entries) -> None:
     for name, (parts, size, digest) in entries.items():
-        writer.add(name, parts, size, digest)
+        writer.add_entry(name, parts, size, digest)
 
 
 def _check_weights_location(weights: StrPath) -> str:
@@ -92,9 +92,9 @@ def _check_weights_location(weights: StrPath) -> str:
     return given
 
 
-def _add_weights(weights: str, path: Path, program: Program, tensors: TensorsToSave, entries: Entries) -> SavedWeights:
+def _save_weights(weights: str, path: Path, program: Program, tensors: TensorsToSave, entries: Entries) -> SavedWeights:
     """Return where the tensors are saved; tensors in this file become its last entry before the manifest."""
-    names = {name for name in program.parameters.keys() - program.written if not is_adapter(name)}
+    names = {name for name in program.parameters.keys() - program.written if not is_adapter_factor(name)}
     model = {key: tensor for key, tensor in tensors.by_key.items() if key in names}
     constants = {key: tensor for key, tensor in tensors.by_key.items() if key not in names}
     if weights == NONE:  # a program loaded from an old file without weights also lacks constants
@@ -105,11 +105,11 @@ def _add_weights(weights: str, path: Path, program: Program, tensors: TensorsToS
         kept, inside = _save_separate_weights(Path(weights), path, model), constants
     if not inside:
         return kept
-    entries[WEIGHTS] = (*tensor_file_parts(_check_present(inside)), "")
+    entries[WEIGHTS] = (*safetensors_parts_and_size(_check_weights_have_values(inside)), "")
     return evolve(kept, entry=WEIGHTS, others=weights != INSIDE)
 
 
-def _check_present(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _check_weights_have_values(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors; raise an error if one of them was loaded without its values."""
     if empty := [key for key, tensor in tensors.items() if tensor.is_meta]:
         raise ArtifactError(
@@ -120,7 +120,7 @@ def _check_present(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _save_separate_weights(path: Path, program: Path, tensors: dict[str, torch.Tensor]) -> SavedWeights:
-    parts, size = tensor_file_parts(_check_present(tensors))
+    parts, size = safetensors_parts_and_size(_check_weights_have_values(tensors))
     if path.resolve() == program.resolve():
         raise ArtifactError(f"weights={str(path)!r} is the program's own file", 'pass another file, or "inside"')
     with replace_file(path, nbytes=lambda: size) as file, ChecksumWriter(file) as summed:
@@ -129,7 +129,7 @@ def _save_separate_weights(path: Path, program: Path, tensors: dict[str, torch.T
     return SavedWeights(file=Path(relative).as_posix(), size=size, sha256=sha256)
 
 
-def describe_program(
+def build_manifest(
     compiled: Compiled, engines: tuple[SavedEngine, ...], tensors: TensorsToSave, entries: Entries
 ) -> Manifest:
     """Return the manifest, without the digests of entries and the location of weights. Add the entries that it names to
@@ -137,14 +137,14 @@ def describe_program(
     program, partitioned = compiled.program, compiled.partitioned
     networks = {f"networks/{i}.json": network for i, network in enumerate(compiled.networks)}
     for name, network in networks.items():
-        _add_json(entries, name, network, Network)
+        _add_json_entry(entries, name, network, Network)
     segments = _save_graphs(compiled, tensors)
     for name, segment in segments.items():
-        _add_json(entries, name, segment, SavedGraph)
+        _add_json_entry(entries, name, segment, SavedGraph)
     if kernels := compiled_kernels(compiled):
         entries[KERNELS] = ([kernels.data], len(kernels.data), "")
     if (source := _save_source(program, tensors)) is not None:
-        _add_json(entries, SOURCE, source, SavedSource)
+        _add_json_entry(entries, SOURCE, source, SavedSource)
     programs = filter(None, (program, program.source))
     return Manifest(
         format=FORMAT,
@@ -210,16 +210,16 @@ def _largest_computed_bytes(compiled: Compiled) -> int:
     program = compiled.program
     engines = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
     parameters = {name: (t.dtype, tuple(t.shape)) for name, t in program.parameters.items()}
-    found = allocations.largest_constant([*program.constants.values(), *compiled.refit_map.values()], parameters)
+    found = allocations.largest_nbytes([*program.constants.values(), *compiled.refit_map.values()], parameters)
     for each in filter(None, (program, program.source)):
         graphs = (m.graph for m in each.graph_module.modules() if isinstance(m, torch.fx.GraphModule))
         nodes = (node for graph in graphs for node in graph.nodes if node.name not in engines or each is not program)
-        found = max([found, *(allocations.filled_bytes(n.target, n.args, n.kwargs) for n in nodes)])
-    allowed = allocations.allowed_bytes((tensor.nbytes for tensor in program.parameters.values()), 0)
+        found = max([found, *(allocations.min_bytes_to_fill(n.target, n.args, n.kwargs) for n in nodes)])
+    allowed = allocations.allowed_constant_bytes((tensor.nbytes for tensor in program.parameters.values()), 0)
     return found if found > allowed else 0
 
 
-def _add_json(entries: Entries, name: str, record: object, record_type: type) -> None:
+def _add_json_entry(entries: Entries, name: str, record: object, record_type: type) -> None:
     data = encode_json(codec.to_json(record, record_type))
     entries[name] = ([data], len(data), "")
 

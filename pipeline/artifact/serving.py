@@ -12,7 +12,7 @@ import torch
 from attrs import frozen
 
 from pipeline.artifact import named_io
-from pipeline.artifact.batching import batch_range, batching_obstacle
+from pipeline.artifact.batching import batch_size_range, batching_obstacle
 from pipeline.artifact.container import ContainerReader
 from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.load import load
@@ -94,7 +94,7 @@ def serve_config(
     name = re.sub(r"\W", "_", path.stem) if name is None else name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
         raise ArtifactError(f"name is {name!r}, which Triton does not accept", "use only letters, digits, _, - and .")
-    found, weights = triton_config(load(path, operators), name, batching, operators), _separate_weights(path)
+    found, weights = triton_config(load(path, operators), name, batching, operators), _separate_weights_files(path)
     for source, target in ((path, "model.trtp"), *weights, (Path(__file__).with_name("triton_model.py"), "model.py")):
         place = Path(folder, name, "1", target)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def triton_config(compiled: Compiled, name: str, batching: bool | None, operator
     """Return the configuration of a program for Triton; see `serve_config` for the arguments."""
     given, results = named_io.inputs_of(compiled.program), list(_result_ports(compiled))
     ports = [*given, *(port for _, port in results)]
-    batch = batch_range(compiled.program, ports) if batching is not False else None
+    batch = batch_size_range(compiled.program, ports) if batching is not False else None
     why = batching_obstacle(compiled, ports) if batch is not None and batching is None else ""
     batch = None if why else batch
     return ServeConfig(
@@ -140,15 +140,15 @@ def _result_ports(compiled: Compiled) -> Iterator[tuple[str, Port]]:
             yield name, Port(name, torch.int64, kind="symint")
 
 
-def _triton_tensor(name: str, port: Port, batch: Range | None) -> TritonTensor:
+def _triton_tensor(name: str, port: Port, batch_sizes: Range | None) -> TritonTensor:
     dtype = port.dtype or torch.int64
     if dtype not in TYPES:
         raise ArtifactError(f"the input or output {name} is {dtype_name(dtype)}, a dtype that Triton does not have")
-    sizes = tuple(size if isinstance(size, int) else -1 for size in port.shape)[batch is not None :]
+    sizes = tuple(size if isinstance(size, int) else -1 for size in port.shape)[batch_sizes is not None :]
     return TritonTensor(name, dtype, sizes or (1,))
 
 
-def _separate_weights(path: Path) -> list[tuple[Path, str]]:
+def _separate_weights_files(path: Path) -> list[tuple[Path, str]]:
     """Return a program's separate weights file and its relative path; empty if the program has none."""
     with open_program_file(path) as file:
         kept = read_manifest(ContainerReader(file, str(path))).weights

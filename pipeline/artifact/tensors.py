@@ -63,7 +63,7 @@ class TensorsToSave:
         return self._keys[id(tensor)]
 
 
-def tensor_file_parts(tensors: Mapping[str, torch.Tensor]) -> tuple[Iterator[memoryview | bytes], int]:
+def safetensors_parts_and_size(tensors: Mapping[str, torch.Tensor]) -> tuple[Iterator[memoryview | bytes], int]:
     """Return the parts of a safetensors file, without copies where possible, and its size. The tensor data starts at a
     page boundary, with the widest dtypes first, so that every tensor is aligned without gaps."""
     ordered = sorted(tensors.items(), key=lambda row: (-row[1].dtype.itemsize, row[0]))
@@ -106,7 +106,7 @@ class MappedTensors:
         if file is not None and size:
             down = offset % mmap.ALLOCATIONGRANULARITY
             self.memory = mmap.mmap(file.fileno(), size + down, access=mmap.ACCESS_COPY, offset=offset - down)
-            self.rows, start = _read_header(memoryview(self.memory)[down:])
+            self.rows, start = _read_header_and_data_start(memoryview(self.memory)[down:])
             self.start = start + down
 
     def __call__(self, saved: SavedTensor) -> torch.Tensor:
@@ -136,7 +136,7 @@ class MappedTensors:
         return torch.frombuffer(self.memory, dtype=saved.dtype, count=count, offset=at).reshape(saved.shape)
 
 
-def _read_header(data: memoryview) -> tuple[dict[str, JsonData], int]:
+def _read_header_and_data_start(data: memoryview) -> tuple[dict[str, JsonData], int]:
     length = struct.unpack_from("<Q", data)[0] if len(data) >= 8 else len(data)
     if length > len(data) - 8:
         raise ArtifactError("the header of the safetensors data is longer than the data")

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from pipeline.aten.tensor_type import raw_bytes
 from pipeline.build.serialized_plans import BuildOrder
-from pipeline.network.canonical import Canonical, canonical, match_names
+from pipeline.network.canonical import Canonical, canonical, map_differing_names
 from pipeline.network.engine import Engine
 
 
@@ -56,8 +56,10 @@ def engine_for_network(engine: Engine, built: Canonical, new_name: str, new_netw
     return evolve(
         engine,
         name=new_name,
-        bindings=match_names(new_network.bindings, (engine.bindings.get(each, each) for each in built.bindings)),
-        weights=match_names(new_network.weights, (engine.weights.get(each, each) for each in built.weights)),
+        bindings=map_differing_names(
+            new_network.bindings, (engine.bindings.get(each, each) for each in built.bindings)
+        ),
+        weights=map_differing_names(new_network.weights, (engine.weights.get(each, each) for each in built.weights)),
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pipeline.artifact.load import load_program as load
-from pipeline.artifact.named_io import called_by_name, inputs_of, named_args
+from pipeline.artifact.named_io import call_args, called_by_name, inputs_of
 from pipeline.artifact.serving import serve_config
 from pipeline.cli.usage import UsageError, add_inputs, add_program, check_exists
 from pipeline.compiled import Compiled, Executor
@@ -83,7 +83,7 @@ def run_verify(options: argparse.Namespace) -> str:
     """Run ``pipeline verify``: compare a saved program with eager PyTorch; return errors and bounds as text."""
     check_exists(options.file)
     program = _load_program(options)
-    calls = [named_args(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
+    calls = [call_args(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
     return str(verify(inputs=calls, executor=options.executor)(program).agreement)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
 from pipeline.aten.support import ConverterPriority, ConverterSupport, Declaration, Rejection, Target, Validator
-from pipeline.records.executed_ops import traced_name
+from pipeline.records.executed_ops import name_of_traced_function
 from pipeline.records.wording import kind_of
 
 __all__ = ["Rejection", "attach", "collect", "declarations_of", "dynamo_tensorrt_converter", "records_of", "target_of"]
@@ -88,7 +88,7 @@ def target_of(key: object) -> Target:
         raise TypeError(f"the target is {key!r}: expected an operator such as torch.ops.aten.add.Tensor, or a function")
     if isinstance(key, type) and issubclass(key, torch.nn.Module):
         raise TypeError(f"a graph has no module {key.__name__}, only its operators: {_operator_advice(key.__name__)}")
-    if name := traced_name(key):
+    if name := name_of_traced_function(key):
         raise TypeError(f"a graph has no {name}, only its operators: {_operator_advice(name.rpartition('.')[2])}")
     return key
 

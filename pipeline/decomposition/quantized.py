@@ -28,7 +28,7 @@ from pipeline.decomposition.quantized_forms import FORMS, PAIR, QUANTIZER_OF
 from pipeline.decomposition.quantized_scales import can_use_form, schema_name
 from pipeline.decomposition.templates import Templates, argument_nodes
 from pipeline.program import Program, is_operator, rename_outputs
-from pipeline.records.library_support import warn_untested
+from pipeline.records.library_support import warn_if_untested
 
 BoundForm: TypeAlias = tuple[Argument, Argument]
 """A function that expresses a call in plain operators, and the arguments to call it with."""
@@ -49,7 +49,7 @@ def normalize_quantization(program: Program) -> Program:
     if not any(schema_name(node.target) in FORMS or _is_quantized_tensor(node) for node in program.graph.nodes):
         return program
     for namespace in {schema_name(node.target).partition("::")[0] for node in program.graph.nodes} & LIBRARIES.keys():
-        warn_untested(LIBRARIES[namespace])
+        warn_if_untested(LIBRARIES[namespace])
     return replace_float8_casts_by_pairs(_Normalizer(program).normalize())
 
 

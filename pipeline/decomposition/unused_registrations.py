@@ -20,7 +20,7 @@ from pipeline.decomposition.templates import Templates
 from pipeline.errors import Unreached
 from pipeline.program import Program, Verdict
 from pipeline.recipes import qualified_name
-from pipeline.records.executed_ops import entry_name, matches
+from pipeline.records.executed_ops import entry_matches_node, entry_name
 
 Node = torch.fx.Node
 
@@ -57,7 +57,7 @@ def _unmatched_ops(program: Program, claims: UserRegistrations) -> list[Argument
     entries, known = claims.lookup.settings.torch_executed_ops, dict[tuple[Any, str], None]()
     for each in (program.source or program, program):
         known.update({(n.target, module_path(n)): None for n in each.graph.nodes if n.op == "call_function"})
-    used = {e for e in entries if any(matches(e, target, path) for target, path in known)}
+    used = {e for e in entries if any(entry_matches_node(e, target, path) for target, path in known)}
     operators = {e.overloadpacket for e in used if isinstance(e, OpOverload)}
     idle = {e.overloadpacket if isinstance(e, OpOverload) else e: e for e in sorted(entries - used, key=entry_name)}
     return [entry for key, entry in idle.items() if key not in operators]

@@ -15,7 +15,7 @@ from pipeline.impl.reduce_scan import cumulative_sum
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
-from pipeline.quirks.reduction_fusion import expanded_sizes
+from pipeline.quirks.reduction_fusion import sizes_for_expand
 from pipeline.shapes.environment import shape_of
 from pipeline.trt import trt
 
@@ -58,5 +58,5 @@ def _expand_input(net: Net, value: Value, input: torch.fx.Node, reader: torch.fx
     """Expand a node's input to the shape of the node's result; leave constants unchanged."""
     if not isinstance(value, trt.ITensor):
         return value
-    sizes = expanded_sizes(shape_of(input.meta["val"]), shape_of(reader.meta["val"]))
+    sizes = sizes_for_expand(shape_of(input.meta["val"]), shape_of(reader.meta["val"]))
     return base.expand(net, value, [size if isinstance(size, int) else SymbolicInt(size) for size in sizes])

@@ -18,7 +18,7 @@ from pipeline.impl.promotion import promoted_dtype
 from pipeline.network.context import NetworkError, SymbolicInt, content_name
 from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
-from pipeline.shapes.environment import bounds, is_on_host
+from pipeline.shapes.environment import bounds, is_host_int
 from pipeline.trt import to_torch, to_trt, trt
 
 ITensor: TypeAlias = trt.ITensor
@@ -276,7 +276,7 @@ def _add_layers_of_expression(net: Net, expr: Any) -> ITensor:
         return constant(net, np.array([int(expr)], dtype=np.int64))
     if expr.is_Symbol and str(expr) not in net.ctx.symbols:
         return _add_layers_of_expression(net, solve_for_symbol(net.ctx, expr))
-    if expr.is_Symbol or is_on_host(expr):
+    if expr.is_Symbol or is_host_int(expr):
         source, dim = net.ctx.symbols[str(expr)]
         return size_tensor(net, source) if dim is None else _size_by_slice(net, _shape(net, source), dim)
     if (found := tensor_and_dim_of_size(net.ctx, expr)) is not None:

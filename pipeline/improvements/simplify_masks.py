@@ -53,7 +53,9 @@ def simplify_masks(rewriting: Rewriting) -> None:
             replace_mask(rewriting, node, None)
         elif evaluate_recursively(_is_causal_mask, rewriting, mask):
             rewriting.offer(node, SDPA, (*node.args[:3], None, 0.0, True), dict(node.kwargs))
-        elif not promises_key_in_row(mask) and (mask in shown or unmasks_every_row(mask) or _is_finite(rewriting, mask)):
+        elif not promises_key_in_row(mask) and (
+            mask in shown or unmasks_every_row(mask) or _is_finite(rewriting, mask)
+        ):
             if mask not in shown:
                 shown[mask] = rewriting.create(OPEN_MASK, (mask,), {}, node)
             if rewriting.accepted(shown[mask]):

@@ -14,13 +14,13 @@ Read: TypeAlias = Callable[[Any, str], Value]
 
 
 def exists_always(layer: object, name: str) -> bool:
-    """Return True, as the existence test for attributes that layers have in every version of TensorRT."""
+    """Return True: the existence test of an `Attribute` that layers have in every version of TensorRT."""
     return True
 
 
 @attrs.frozen
 class Type:
-    """The type of an attribute: a function that reads it, and one that sets it on an existing layer, or None."""
+    """How to read an attribute of a layer, and how to set it on an existing layer (None: it cannot be set)."""
 
     read: Read
     write: Callable[[Any, str, Any], None] | None = None
@@ -28,7 +28,7 @@ class Type:
 
 @attrs.frozen
 class Attribute:
-    """An attribute of a kind of layer: its type, the index of the input that replaces it, and an existence test."""
+    """A layer's attribute. ``unless``: the index of the input that replaces it; ``exists``: whether a layer has it."""
 
     name: str
     type: Type
@@ -36,7 +36,7 @@ class Attribute:
     exists: Callable[[Any, str], bool] = exists_always
 
 
-def make_writer(encode: Callable[[Any], object]) -> Callable[[object, str, Any], None]:
+def attribute_writer(encode: Callable[[Any], object]) -> Callable[[object, str, Any], None]:
     """Return a function that sets an attribute of a layer to ``encode(value)``."""
     return lambda layer, name, value: setattr(layer, name, encode(value))
 
@@ -55,7 +55,7 @@ def read_dims(holder: object, name: str) -> tuple[int, ...] | None:
         return None
 
 
-def _set_member(layer: trt.ILayer, name: str, member: str) -> None:
+def _set_enum_member(layer: trt.ILayer, name: str, member: str) -> None:
     setattr(layer, name, type(getattr(layer, name)).__members__[member])
 
 
@@ -75,7 +75,7 @@ def _read_scales(layer: trt.ILayer, name: str) -> Value:
     return tuple(map(float, getattr(layer, name))) if read_dims(layer, "shape") is None else None
 
 
-def _read_number(layer: trt.ILayer, name: str) -> Value:
+def _read_alpha_or_beta(layer: trt.ILayer, name: str) -> Value:
     """Read the alpha or beta of a fill layer: an int if the layer has integer parameters, else a float."""
     value = getattr(layer, name)
     return int(value) if layer.is_alpha_beta_int64() else float(value)
@@ -83,16 +83,16 @@ def _read_number(layer: trt.ILayer, name: str) -> Value:
 
 plain = Type(getattr, setattr)
 dims = Type(read_dims, setattr)
-enum = Type(lambda layer, name: enum_name(getattr(layer, name)), _set_member)
-dtype = Type(lambda layer, name: dtype_name(getattr(layer, name)), make_writer(trt_dtype))
-mask = Type(_read_axes, make_writer(axes_to_bits))
-permutation = Type(_read_permutation, make_writer(lambda order: trt.Permutation(order)))
-scales = Type(_read_scales, make_writer(list))
-number = Type(_read_number, setattr)
+enum = Type(lambda layer, name: enum_name(getattr(layer, name)), _set_enum_member)
+dtype = Type(lambda layer, name: dtype_name(getattr(layer, name)), attribute_writer(trt_dtype))
+mask = Type(_read_axes, attribute_writer(axes_to_bits))
+permutation = Type(_read_permutation, attribute_writer(lambda order: trt.Permutation(order)))
+scales = Type(_read_scales, attribute_writer(list))
+number = Type(_read_alpha_or_beta, setattr)
 
 
-def attention_type(type: Type) -> Type:
-    """Return a type that reads an attribute from the attention to which a boundary layer belongs."""
+def read_from_attention(type: Type) -> Type:
+    """Return a `Type` that reads an attribute from the attention to which a boundary layer belongs."""
     return Type(lambda layer, name: type.read(layer.attention, name))
 
 
@@ -114,140 +114,140 @@ def read_collective(layer: trt.ILayer, name: str) -> Value:
     return operation if name == "operation" else reduction
 
 
-def read_plugin(layer: trt.ILayer, name: str) -> Value:
+def read_plugin_attribute(layer: trt.ILayer, name: str) -> Value:
     return str(getattr(layer.plugin, name))
 
 
 def read_plugin_state(layer: trt.ILayer, name: str) -> Value:
     """Return a digest of the serialized state of a V2 plugin layer."""
-    return digest(layer.plugin.serialize())
+    return sha256_of(layer.plugin.serialize())
 
 
-def read_id(layer: trt.ILayer, name: str) -> Value:
+def read_v3_plugin_id(layer: trt.ILayer, name: str) -> Value:
     return str(getattr(layer.plugin.get_capability_interface(trt.PluginCapabilityType.CORE), name))
 
 
-def read_fields(layer: trt.ILayer, name: str) -> Value:
+def read_v3_plugin_fields(layer: trt.ILayer, name: str) -> Value:
     """Return (name, type, digest of the data) for each serialized field of a V3 plugin layer."""
     runtime = layer.plugin.get_capability_interface(trt.PluginCapabilityType.RUNTIME)
-    return tuple((str(f.name), enum_name(f.type), digest(f.data)) for f in runtime.get_fields_to_serialize())
+    return tuple((str(f.name), enum_name(f.type), sha256_of(f.data)) for f in runtime.get_fields_to_serialize())
 
 
-def digest(data: Any) -> str:
+def sha256_of(data: Any) -> str:
     return hashlib.sha256(b"" if data is None else bytes(data)).hexdigest()
 
 
-def rows(
+def typed(
     type: Type | Read, *names: str, unless: int | None = None, exists: Callable[[Any, str], bool] = exists_always
 ) -> tuple[Attribute, ...]:
-    """Return attributes with these names and the same type or reader; ``exists=hasattr`` if some versions lack them."""
+    """Return attributes of these names and one type or reader. ``unless`` and ``exists``: as in `Attribute`."""
     return tuple(Attribute(n, type if isinstance(type, Type) else Type(type), unless, exists) for n in names)
 
 
-def has_on_attention(layer: trt.ILayer, name: str) -> bool:
+def attention_has(layer: trt.ILayer, name: str) -> bool:
     return hasattr(layer.attention, name)
 
 
 def has_no_causal_kind(layer: trt.ILayer, name: str) -> bool:
-    """Return whether attentions have `causal` in this version; RTX 1.5 and 11.0 replaced it by `causal_kind`."""
+    """Return whether attentions have no `causal_kind`, which replaces `causal` in RTX 1.5 and TensorRT 11.0."""
     return not hasattr(layer.attention, "causal_kind")
 
 
-_WINDOW = (*rows(dims, "stride_nd", "pre_padding", "post_padding"), *rows(enum, "padding_mode"))
-_CONVOLUTION = (*rows(plain, "num_output_maps", "num_groups"), *rows(dims, "kernel_size_nd", "dilation_nd"), *_WINDOW)
-_QUANTIZE = (*rows(plain, "axis"), *rows(dims, "block_shape"), *rows(dtype, "to_type"))
+_WINDOW = (*typed(dims, "stride_nd", "pre_padding", "post_padding"), *typed(enum, "padding_mode"))
+_CONVOLUTION = (*typed(plain, "num_output_maps", "num_groups"), *typed(dims, "kernel_size_nd", "dilation_nd"), *_WINDOW)
+_QUANTIZE = (*typed(plain, "axis"), *typed(dims, "block_shape"), *typed(dtype, "to_type"))
 
 # Kinds that are not listed have no attributes. `loop`, `conditional` and `attention`, which say what a boundary layer
 # bounds, are added by describe(). Precision settings are left out: strongly typed networks have none.
 ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
     {
-        "ACTIVATION": (*rows(enum, "type"), *rows(plain, "alpha", "beta")),
-        "ASSERTION": rows(plain, "message"),
+        "ACTIVATION": (*typed(enum, "type"), *typed(plain, "alpha", "beta")),
+        "ASSERTION": typed(plain, "message"),
         "ATTENTION_INPUT": (
-            *rows(attention_type(enum), "norm_op"),
-            *rows(attention_type(plain), "decomposable"),
-            *rows(attention_type(plain), "causal", exists=has_no_causal_kind),
-            *rows(attention_type(enum), "causal_kind", "query_form", "key_value_form", exists=has_on_attention),
-            *rows(read_quantized_type, "normalization_quantize_to_type"),
+            *typed(read_from_attention(enum), "norm_op"),
+            *typed(read_from_attention(plain), "decomposable"),
+            *typed(read_from_attention(plain), "causal", exists=has_no_causal_kind),
+            *typed(read_from_attention(enum), "causal_kind", "query_form", "key_value_form", exists=attention_has),
+            *typed(read_quantized_type, "normalization_quantize_to_type"),
         ),
-        "CAST": rows(dtype, "to_type"),
-        "CONCATENATION": rows(plain, "axis"),
-        "CONSTANT": rows(dims, "shape"),
+        "CAST": typed(dtype, "to_type"),
+        "CONCATENATION": typed(plain, "axis"),
+        "CONSTANT": typed(dims, "shape"),
         "CONVOLUTION": _CONVOLUTION,
-        "CUMULATIVE": (*rows(enum, "op"), *rows(plain, "exclusive", "reverse")),
+        "CUMULATIVE": (*typed(enum, "op"), *typed(plain, "exclusive", "reverse")),
         "DECONVOLUTION": _CONVOLUTION,
         "DEQUANTIZE": _QUANTIZE,
-        "DIST_COLLECTIVE": (*rows(read_collective, "operation", "reduction"), *rows(plain, "num_ranks")),
+        "DIST_COLLECTIVE": (*typed(read_collective, "operation", "reduction"), *typed(plain, "num_ranks")),
         "DYNAMIC_QUANTIZE": (
-            *rows(plain, "axis", "block_size"),
-            *rows(dims, "block_shape"),
-            *rows(dtype, "to_type", "scale_type"),
+            *typed(plain, "axis", "block_size"),
+            *typed(dims, "block_shape"),
+            *typed(dtype, "to_type", "scale_type"),
         ),
-        "EINSUM": rows(plain, "equation"),
-        "ELEMENTWISE": rows(enum, "op"),
+        "EINSUM": typed(plain, "equation"),
+        "ELEMENTWISE": typed(enum, "op"),
         "FILL": (
-            *rows(enum, "operation"),
-            *rows(dtype, "to_type"),
-            *rows(dims, "shape", unless=0),
-            *rows(number, "alpha", unless=1),
-            *rows(number, "beta", unless=2),
+            *typed(enum, "operation"),
+            *typed(dtype, "to_type"),
+            *typed(dims, "shape", unless=0),
+            *typed(number, "alpha", unless=1),
+            *typed(number, "beta", unless=2),
         ),
-        "GATHER": (*rows(enum, "mode"), *rows(plain, "axis", "num_elementwise_dims")),
-        "GRID_SAMPLE": (*rows(enum, "interpolation_mode", "sample_mode"), *rows(plain, "align_corners")),
-        "ITERATOR": rows(plain, "axis", "reverse"),
-        "KV_CACHE_UPDATE": (*rows(enum, "cache_mode"), *rows(enum, "update_form", exists=hasattr)),
-        "LOOP_OUTPUT": (*rows(enum, "kind"), *rows(plain, "axis")),
-        "LRN": rows(plain, "window_size", "alpha", "beta", "k"),
-        "MATRIX_MULTIPLY": rows(enum, "op0", "op1"),
-        "NMS": (*rows(enum, "bounding_box_format"), *rows(plain, "topk_box_limit"), *rows(dtype, "indices_type")),
-        "NON_ZERO": rows(dtype, "indices_type"),
-        "NORMALIZATION": (*rows(mask, "axes"), *rows(plain, "epsilon", "num_groups", "is_v2")),
-        "ONE_HOT": rows(plain, "axis"),
-        "PADDING": rows(dims, "pre_padding_nd", "post_padding_nd"),
+        "GATHER": (*typed(enum, "mode"), *typed(plain, "axis", "num_elementwise_dims")),
+        "GRID_SAMPLE": (*typed(enum, "interpolation_mode", "sample_mode"), *typed(plain, "align_corners")),
+        "ITERATOR": typed(plain, "axis", "reverse"),
+        "KV_CACHE_UPDATE": (*typed(enum, "cache_mode"), *typed(enum, "update_form", exists=hasattr)),
+        "LOOP_OUTPUT": (*typed(enum, "kind"), *typed(plain, "axis")),
+        "LRN": typed(plain, "window_size", "alpha", "beta", "k"),
+        "MATRIX_MULTIPLY": typed(enum, "op0", "op1"),
+        "NMS": (*typed(enum, "bounding_box_format"), *typed(plain, "topk_box_limit"), *typed(dtype, "indices_type")),
+        "NON_ZERO": typed(dtype, "indices_type"),
+        "NORMALIZATION": (*typed(mask, "axes"), *typed(plain, "epsilon", "num_groups", "is_v2")),
+        "ONE_HOT": typed(plain, "axis"),
+        "PADDING": typed(dims, "pre_padding_nd", "post_padding_nd"),
         "PLUGIN_V2": (
-            *rows(read_plugin, "plugin_type", "plugin_version", "plugin_namespace"),
-            *rows(read_plugin_state, "serialized"),
+            *typed(read_plugin_attribute, "plugin_type", "plugin_version", "plugin_namespace"),
+            *typed(read_plugin_state, "serialized"),
         ),
         "PLUGIN_V3": (
-            *rows(read_id, "plugin_name", "plugin_version", "plugin_namespace"),
-            *rows(read_fields, "fields"),
+            *typed(read_v3_plugin_id, "plugin_name", "plugin_version", "plugin_namespace"),
+            *typed(read_v3_plugin_fields, "fields"),
         ),
         "POOLING": (
-            *rows(enum, "type"),
-            *rows(dims, "window_size_nd"),
+            *typed(enum, "type"),
+            *typed(dims, "window_size_nd"),
             *_WINDOW,
-            *rows(plain, "average_count_excludes_padding", "blend_factor"),
+            *typed(plain, "average_count_excludes_padding", "blend_factor"),
         ),
         "QUANTIZE": _QUANTIZE,
-        "REDUCE": (*rows(enum, "op"), *rows(mask, "axes"), *rows(plain, "keep_dims")),
+        "REDUCE": (*typed(enum, "op"), *typed(mask, "axes"), *typed(plain, "keep_dims")),
         "RESIZE": (
-            *rows(enum, "resize_mode"),
-            *rows(dims, "shape", unless=1),
-            *rows(scales, "scales", unless=1),
-            *rows(enum, "coordinate_transformation", "selector_for_single_pixel", "nearest_rounding"),
-            *rows(plain, "cubic_coeff", "exclude_outside"),
+            *typed(enum, "resize_mode"),
+            *typed(dims, "shape", unless=1),
+            *typed(scales, "scales", unless=1),
+            *typed(enum, "coordinate_transformation", "selector_for_single_pixel", "nearest_rounding"),
+            *typed(plain, "cubic_coeff", "exclude_outside"),
         ),
-        "REVERSE_SEQUENCE": rows(plain, "batch_axis", "sequence_axis"),
-        "ROTARY_EMBEDDING": rows(plain, "interleaved", "rotary_embedding_dim"),
-        "SCALE": (*rows(enum, "mode"), *rows(plain, "channel_axis")),
-        "SCATTER": (*rows(enum, "mode"), *rows(plain, "axis")),
+        "REVERSE_SEQUENCE": typed(plain, "batch_axis", "sequence_axis"),
+        "ROTARY_EMBEDDING": typed(plain, "interleaved", "rotary_embedding_dim"),
+        "SCALE": (*typed(enum, "mode"), *typed(plain, "channel_axis")),
+        "SCATTER": (*typed(enum, "mode"), *typed(plain, "axis")),
         "SHUFFLE": (
-            *rows(permutation, "first_transpose"),
-            *rows(dims, "reshape_dims", unless=1),
-            *rows(permutation, "second_transpose"),
-            *rows(plain, "zero_is_placeholder"),
+            *typed(permutation, "first_transpose"),
+            *typed(dims, "reshape_dims", unless=1),
+            *typed(permutation, "second_transpose"),
+            *typed(plain, "zero_is_placeholder"),
         ),
         "SLICE": (
-            *rows(enum, "mode"),
-            *rows(dims, "start", unless=1),
-            *rows(dims, "shape", unless=2),
-            *rows(dims, "stride", unless=3),
-            *rows(dims, "axes", unless=5),
+            *typed(enum, "mode"),
+            *typed(dims, "start", unless=1),
+            *typed(dims, "shape", unless=2),
+            *typed(dims, "stride", unless=3),
+            *typed(dims, "axes", unless=5),
         ),
-        "SOFTMAX": rows(mask, "axes"),
-        "TOPK": (*rows(enum, "op"), *rows(mask, "axes"), *rows(plain, "k", unless=1), *rows(dtype, "indices_type")),
-        "TRIP_LIMIT": rows(enum, "kind"),
-        "UNARY": rows(enum, "op"),
+        "SOFTMAX": typed(mask, "axes"),
+        "TOPK": (*typed(enum, "op"), *typed(mask, "axes"), *typed(plain, "k", unless=1), *typed(dtype, "indices_type")),
+        "TRIP_LIMIT": typed(enum, "kind"),
+        "UNARY": typed(enum, "op"),
     }
 )
 WEIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -258,7 +258,7 @@ WEIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "SCALE": ("shift", "scale", "power"),
     }
 )
-# Kinds whose settings the bindings do not let one read: equal rows would not mean equal layers.
+# Kinds whose settings the bindings do not let one read: equal typed would not mean equal layers.
 UNREADABLE: Mapping[str, str] = MappingProxyType(
     {
         "MOE": "no tested version of TensorRT creates one, so reading its attributes is not implemented",

@@ -1,4 +1,4 @@
-"""Describe the structure of a network without its names (``canonical``), to compare networks."""
+"""Describe a network with numbers instead of names, so that networks of equal structure compare equal."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Canonical:
 
 
 def canonical(network: Network, sizes: Collection[str] = (), locations: Mapping[str, str] = NOWHERE) -> Canonical:
-    """Return a network's description without its names, equal for networks of the same structure.
+    """Return a network's description with numbers instead of names, equal for networks of the same structure.
 
     Args:
         network: the network.
         sizes: the names of inputs that are sizes, not tensors.
-        locations: where each input or output is found in the program, by name.
+        locations: what each engine input or output is in the program (``input 0``), by name.
     """
     tensors, weights, dimensions = _Numbering("t"), _Numbering("w"), _Numbering("d")
 
@@ -71,6 +71,6 @@ def canonical(network: Network, sizes: Collection[str] = (), locations: Mapping[
     return Canonical("\n".join(lines), bindings, tuple(weights))
 
 
-def match_names(names: Iterable[str], others: Iterable[str]) -> FrozenDict[str, str]:
-    """Return a mapping from each name to the name at the same position in ``others``, if the names differ."""
+def map_differing_names(names: Iterable[str], others: Iterable[str]) -> FrozenDict[str, str]:
+    """Return a mapping from each of ``names`` to the name at its position in ``others``, where the two differ."""
     return FrozenDict({our: their for our, their in zip(names, others, strict=True) if our != their})

@@ -15,12 +15,12 @@ from attrs import define, field, frozen
 from pipeline.aten.tensor_type import raw_bytes
 from pipeline.errors import PipelineError
 from pipeline.network.description import Weight
-from pipeline.network.handle import low_bit_weights
+from pipeline.network.handle import low_bit_trt_weights
 from pipeline.network.marks import Marks
 from pipeline.recipes import narrow_float64
 from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
-from pipeline.shapes.environment import Shape, Symbols, is_on_host, shape_of
+from pipeline.shapes.environment import Shape, Symbols, is_host_int, shape_of
 from pipeline.trt import Log, as_weights, to_trt, trt
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class ConversionContext:
         net: the ``INetworkDefinition``; converters append to it.
         compilation_settings: the user's settings.
         requires_output_allocator: whether an output's shape is data-dependent.
-        weight_refit_map: engine weight name → tensor, as recorded.
+        weight_refit_map: the recorded weights, by their names in the engine.
         cpu_weights_reference_holder: tensors whose memory the network uses, which must stay alive until the engine is
             built.
         log: TensorRT's messages.
@@ -60,12 +60,12 @@ class ConversionContext:
         literals: the weights that are not parameters, by content-derived names.
         weights: the names of all weights, by memory address.
         recorded: the names under which converters recorded weights, by memory address.
-        made: the cached results of the method `cached`.
-        squeezed: results of convolutions before dims were squeezed: by ``id`` of the squeezed tensor, with the dims and
-            that tensor.
-        rounded_apart: the dtypes to which a tensor is cast after a barrier, and the kernel bug, by ``id``, with the
+        made: the results that the method `cached` keeps.
+        squeezed: by ``id`` of a convolution's squeezed result: the result before, the squeezed dims, and the squeezed
             tensor.
-        held_sizes: the sizes stored in tensors, by ``id``, with the tensor.
+        rounded_apart: by ``id`` of a tensor whose casts to some dtypes need a separate kernel: these dtypes, the
+            kernel bug, and the tensor.
+        held_sizes: by ``id`` of a tensor that stores a size: the size and the tensor.
         stand_ins: objects that replace the network's tensors in converters written for other compilers.
         shapes: tensors with their symbolic shapes (ints and expressions), by ``id`` of the tensor.
         ranges: the range of each symbol.
@@ -106,20 +106,20 @@ class ConversionContext:
         from the first tensor that has it."""
         self.shapes[id(tensor)] = (tensor, shape)
         for dim, size in enumerate(shape):
-            if not isinstance(size, int) and (size.is_Symbol or is_on_host(size)):
+            if not isinstance(size, int) and (size.is_Symbol or is_host_int(size)):
                 self.symbols.setdefault(str(size), (tensor, dim))
 
-    def record_result_shapes(self, result: Any, value: Any) -> None:
-        """Record the shapes of a node's results, as its fake tensors state them."""
-        if isinstance(result, trt.ITensor) and isinstance(value, torch.Tensor):
-            self.record_shape(result, shape_of(value))
-        elif isinstance(result, (tuple, list)) and isinstance(value, (tuple, list)):
-            for made, each in zip(result, value, strict=False):
+    def record_result_shapes(self, result: Any, fake_value: Any) -> None:
+        """Record the symbolic shapes of a node's results, as the node's fake tensors (``fake_value``) have them."""
+        if isinstance(result, trt.ITensor) and isinstance(fake_value, torch.Tensor):
+            self.record_shape(result, shape_of(fake_value))
+        elif isinstance(result, (tuple, list)) and isinstance(fake_value, (tuple, list)):
+            for made, each in zip(result, fake_value, strict=False):
                 self.record_result_shapes(made, each)
 
     def cached(self, kind: str, source: object, make: Callable[[], T], *indices: int) -> T:
-        """Return the cached result of ``make`` for a source. A source other than an int or string is identified by its
-        ``id``, so the cache keeps it alive."""
+        """Return the result of ``make``, which is called once for each kind, source and indices. A source other than an
+        int or string is identified by its ``id``, so the cache keeps it alive."""
         key = (kind, source if isinstance(source, int | str) else id(source), *indices)
         if key not in self.made:
             self.made[key] = make(), source
@@ -157,25 +157,25 @@ class ConversionContext:
         """Release the CPU tensors that hold the network's weights, after its engine is built."""
         self.cpu_weights_reference_holder.clear()
 
-    def find_constant(self, value: torch.Tensor) -> torch.Tensor | None:
-        """Return the program's constant that has the same elements as a tensor: the tensor itself, or a constant in the
-        same memory with the same order of elements (an array over its memory, a view with an additional dim of size 1);
-        None if there is none."""
-        if id(value) in self.constant_names:
-            return value
-        return self.find_base_constant(value) if value.is_contiguous() else None
+    def find_equal_constant(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the program's constant with the same elements as a tensor, else None. It is the tensor itself, or a
+        constant in the same memory with the same order of elements (the tensor is an array over this memory, or a view
+        with an additional dim of size 1)."""
+        if id(tensor) in self.constant_names:
+            return tensor
+        return self.find_constant_in_memory_of(tensor) if tensor.is_contiguous() else None
 
-    def find_base_constant(self, value: torch.Tensor) -> torch.Tensor | None:
+    def find_constant_in_memory_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the program's constant at the same address and with the same number of elements as a tensor, for
         example the constant that the tensor transposes; None if there is none."""
-        place = value.data_ptr(), value.dtype, value.numel()
+        place = tensor.data_ptr(), tensor.dtype, tensor.numel()
         found = (c for c in self.constants if (c.data_ptr(), c.dtype, c.numel()) == place and c.is_contiguous())
-        return next(found, None) if value.numel() > 1 else None
+        return next(found, None) if tensor.numel() > 1 else None
 
     def trt_weights(self, value: torch.Tensor) -> Any:
         """Return ``trt.Weights`` of a constant, named after its recipe or content; only strided memory is copied."""
         tensor = narrow_float64(value.detach().cpu().contiguous())
-        constant = self.find_constant(value)
+        constant = self.find_equal_constant(value)
         name = None if constant is None else self.constant_names[id(constant)]
         known = self.weights.get(tensor.data_ptr())
         if name is None or (known is not None and known.name != name and known.shape != tuple(tensor.shape)):
@@ -192,7 +192,7 @@ class ConversionContext:
         known = self.weights[tensor.data_ptr()]
         self.weights[tensor.data_ptr()] = Weight(known.name, dtype, shape)
         is_plain = weights.size == math.prod(shape) and tensor.dtype != torch.uint8
-        return weights if is_plain else low_bit_weights(tensor, dtype)
+        return weights if is_plain else low_bit_trt_weights(tensor, dtype)
 
     def empty_weights(self, dtype: torch.dtype) -> Any:
         """Return ``trt.Weights`` without elements, for an optional weight that is omitted."""

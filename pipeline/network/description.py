@@ -157,7 +157,7 @@ def value_text(value: Value) -> str:
 
 @attrs.frozen
 class LayerWeights:
-    """One weight of a layer: `values` is the bindings' object, and `pointer` its memory address or None."""
+    """One weight of a layer: `values` is the object that TensorRT returns, and `pointer` its memory address or None."""
 
     layer: str
     role: str
@@ -196,8 +196,8 @@ def describe(
 ) -> Network:
     """Return the description of a finished network.
 
-    `weight_name` returns the name of the weight at an address; `weight_at`, which takes precedence, has names by (layer
-    name, role). Raise a ValueError if a layer is invalid, cannot be read, or has weights without a name; empty weights
+    `weight_name` returns the named `Weight` at an address; `weight_at`, which takes precedence, that of a (layer name,
+    role). Raise a ValueError if a layer is invalid, cannot be read, or has weights without a name; empty weights
     need none.
     """
     return _NetworkReader(weight_name, weight_at).describe_network(net, name, profile)
@@ -216,7 +216,7 @@ class _NetworkReader:
         self.weights: dict[str, Weight] = {}
 
     def describe_network(self, net: trt.INetworkDefinition, name: str, profile: Profile | None) -> Network:
-        inputs = tuple(self.input(net.get_input(i), f"input.{i}") for i in range(net.num_inputs))
+        inputs = tuple(self.describe_input(net.get_input(i), f"input.{i}") for i in range(net.num_inputs))
         outputs = [net.get_output(i) for i in range(net.num_outputs)]
         for index, output in enumerate(outputs):
             self.tensor_name(output, f"output.{index}")
@@ -226,28 +226,28 @@ class _NetworkReader:
         for layer, own in zip(handles, names, strict=True):  # first: a recurrence reads a tensor of a later layer
             for index in range(layer.num_outputs):
                 self.tensor_name(layer.get_output(index), f"{own}.{index}")
-        layers = tuple(self.layer(layer, own) for layer, own in zip(handles, names, strict=True))
-        bindings = tuple(self.tensor(output, "") for output in outputs)
+        layers = tuple(self.describe_layer(layer, own) for layer, own in zip(handles, names, strict=True))
+        bindings = tuple(self.describe_tensor(output, "") for output in outputs)
         return Network(name, inputs, bindings, layers, tuple(self.weights.values()), profile)
 
-    def tensor_name(self, tensor: trt.ITensor, default: str) -> str:
+    def tensor_name(self, tensor: trt.ITensor, default_name: str) -> str:
         if id(tensor) not in self.names:
             self.kept.append(tensor)
-            self.names[id(tensor)] = _make_unique(tensor.name or default, self.taken)
+            self.names[id(tensor)] = _make_unique(tensor.name or default_name, self.taken)
         return self.names[id(tensor)]
 
-    def tensor(self, tensor: trt.ITensor, default: str) -> Tensor:
-        name, shape = self.tensor_name(tensor, default), read_dims(tensor, "shape")
+    def describe_tensor(self, tensor: trt.ITensor, default_name: str) -> Tensor:
+        name, shape = self.tensor_name(tensor, default_name), read_dims(tensor, "shape")
         if shape is None:
             raise ValueError(f"tensor {name!r} has no shape: its layer is invalid, see TensorRT's log")
         return Tensor(name, dtype_name(tensor.dtype), shape)
 
-    def input(self, tensor: trt.ITensor, default: str) -> Tensor:
-        found = self.tensor(tensor, default)
+    def describe_input(self, tensor: trt.ITensor, default_name: str) -> Tensor:
+        found = self.describe_tensor(tensor, default_name)
         names = tuple(tensor.get_dimension_name(i) for i in range(len(found.shape)))
         return attrs.evolve(found, dimension_names=names if any(names) else ())
 
-    def layer(self, layer: trt.ILayer, name: str) -> Layer:
+    def describe_layer(self, layer: trt.ILayer, name: str) -> Layer:
         kind = layer_kind(layer)
         if kind in UNREADABLE:
             raise ValueError(f"cannot describe layer {name!r} of kind {kind}: {UNREADABLE[kind]}")
@@ -256,9 +256,9 @@ class _NetworkReader:
             kind=kind,
             name=name,
             inputs=tuple(None if handle is None else self.tensor_name(handle, "") for handle in handles),
-            outputs=tuple(self.tensor(layer.get_output(i), f"{name}.{i}") for i in range(layer.num_outputs)),
-            attributes=(*self.boundary_owner(layer), *_attributes(kind, layer, handles)),
-            weights=tuple(self.weight(held) for held in layer_weights(layer)),
+            outputs=tuple(self.describe_tensor(layer.get_output(i), f"{name}.{i}") for i in range(layer.num_outputs)),
+            attributes=(*self.boundary_owner(layer), *_read_attributes(kind, layer, handles)),
+            weights=tuple(self.role_and_name(held) for held in layer_weights(layer)),
         )
 
     def boundary_owner(self, layer: trt.ILayer) -> Iterator[tuple[str, Value]]:
@@ -271,7 +271,7 @@ class _NetworkReader:
                     known.append(owner)
                 yield what, next(index for index, other in enumerate(known) if owner is other)
 
-    def weight(self, weights: LayerWeights) -> tuple[str, str]:
+    def role_and_name(self, weights: LayerWeights) -> tuple[str, str]:
         weight = self.weight_at(weights.layer, weights.role) if self.weight_at is not None else None
         kind = f"the {weights.role} of layer {weights.layer!r}"
         if weight is None and weights.pointer is not None:
@@ -285,7 +285,7 @@ class _NetworkReader:
         return weights.role, weight.name
 
 
-def _attributes(kind: str, layer: trt.ILayer, inputs: list[Any]) -> Iterator[tuple[str, Value]]:
+def _read_attributes(kind: str, layer: trt.ILayer, inputs: list[Any]) -> Iterator[tuple[str, Value]]:
     for attribute in ATTRIBUTES.get(kind, ()):
         replaced = (
             attribute.unless is not None and attribute.unless < len(inputs) and inputs[attribute.unless] is not None

@@ -30,7 +30,7 @@ class NetworkHandle:
     mapped: list[Any] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        """Free the referenced objects when this handle is freed, even if other code still references the two lists."""
+        """Free the referenced objects when this handle is freed, even if other code has ``kept`` or ``weights``."""
         weakref.finalize(self, _clear, self.kept, self.weights)
 
     def drop_pages(self) -> None:
@@ -61,12 +61,12 @@ PACKED: Final = ("int4", "float4_e2m1fn_x2")
 """The dtypes, by torch's names, of which a byte stores two quantized values."""
 
 
-def low_bit_weights(tensor: torch.Tensor, dtype: str) -> Any:
+def low_bit_trt_weights(tensor: torch.Tensor, dtype: str) -> Any:
     """Return ``trt.Weights`` of a low-bit dtype in a contiguous CPU tensor's memory, which must be kept alive."""
     count = tensor.numel() * (2 if dtype in PACKED and tensor.dtype == torch.uint8 else 1)
     return trt.Weights(trt_dtype(dtype), tensor.data_ptr(), count)
 
 
-def weights_of_tensor(tensor: torch.Tensor, weight: Weight) -> Any:
+def trt_weights_of_tensor(tensor: torch.Tensor, weight: Weight) -> Any:
     """Return ``trt.Weights`` of a layer's weight, from the tensor that stores its (quantized) values."""
-    return low_bit_weights(tensor, weight.dtype) if weight.dtype in PACKED else as_weights(tensor)
+    return low_bit_trt_weights(tensor, weight.dtype) if weight.dtype in PACKED else as_weights(tensor)

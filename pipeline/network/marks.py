@@ -52,6 +52,6 @@ class Marks:
         """Return the marks of a node that have this ``form``."""
         return [mark for mark in self._by_node.get(node, ()) if mark.form == form]
 
-    def of_segment(self) -> list[Mark]:
-        """Return the marks that apply to the whole segment."""
+    def of_whole_segment(self) -> list[Mark]:
+        """Return the marks that apply to the whole segment, not to a node."""
         return self._by_node.get("", [])

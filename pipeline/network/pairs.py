@@ -39,7 +39,7 @@ _QUOTED = re.compile(r'"([^"]*)"')
 
 @frozen
 class Pair:
-    """A quantized weight, or an activation's quantize/dequantize pair, in one engine.
+    """A quantized weight or a quantize/dequantize pair of an activation, and whether an engine's matmuls read it.
 
     Attributes:
         engine: the engine's name.
@@ -63,7 +63,7 @@ class Pair:
 
 
 @frozen
-class Step:
+class PlanKernel:
     """A kernel of a plan: its kind, its name, the layers that it computes, and the low-bit types that it reads."""
 
     kind: str
@@ -72,22 +72,22 @@ class Step:
     codes: tuple[str, ...]
 
     @property
-    def is_product(self) -> bool:
+    def is_matmul_like(self) -> bool:
         """Return whether the kernel computes a matmul, a convolution or an attention."""
         return self.kind in PRODUCTS or "_mha" in self.name
 
 
-def find_pairs(network: Network, plan: Any, planned: Network | None = None) -> tuple[Pair, ...]:
-    """Return the quantized weights and quantize/dequantize pairs of a network, and whether a serialized engine fuses
-    them. ``planned``: the network of equal structure from which the plan was built, if it is not ``network``."""
-    planned = planned or network
-    rows = list(_dequantizing_layers(planned))
+def find_quantized_pairs(network: Network, plan: Any, built_network: Network | None = None) -> tuple[Pair, ...]:
+    """Return the quantized weights and quantize/dequantize pairs of a network, and whether kernels of the plan fuse
+    them. ``built_network``: the network of equal structure from which the plan was built, if it is not ``network``."""
+    built_network = built_network or network
+    rows = list(_dequantizing_layers(built_network))
     if not rows:
         return ()
     steps = _read_kernels(plan)
-    names = dict(zip((x.name for x in planned.layers), (x.name for x in network.layers), strict=True))
+    names = dict(zip((x.name for x in built_network.layers), (x.name for x in network.layers), strict=True))
     return tuple(
-        Pair(network.name, names[layer.name], type, of, *_fusion_state(planned, layer, of, type, steps))
+        Pair(network.name, names[layer.name], type, of, *_fusion_and_evidence(built_network, layer, of, type, steps))
         for layer, of, type in rows
     )
 
@@ -104,28 +104,28 @@ def _dequantizing_layers(network: Network) -> Iterator[tuple[Layer, Literal["wei
             yield layer, "weight" if maker.kind == "CONSTANT" else "activation", codes
 
 
-def _fusion_state(
-    network: Network, layer: Layer, role: str, type: str, steps: Sequence[Step] | None
+def _fusion_and_evidence(
+    network: Network, layer: Layer, role: str, type: str, kernels: Sequence[PlanKernel] | None
 ) -> tuple[bool | None, str]:
-    """Return whether the plan's kernels fuse a dequantizing layer, None if unknown, and the evidence."""
-    if steps is None:
+    """Return whether kernels of the plan fuse a dequantizing layer (None: unknown), and the evidence as text."""
+    if kernels is None:
         return None, "the plan contains no program as text"
-    fused, why = _fusion(network, layer, role, steps)
+    fused, why = _fusion_in_kernels(network, layer, role, kernels)
     is_known_gap = not CAPABILITIES.codes_beside_floats and not fused and role == "weight"
     return fused, why + (UNREAD.get((type, layer.outputs[0].dtype), "") if is_known_gap else "")
 
 
-def _fusion(network: Network, layer: Layer, role: str, steps: Sequence[Step]) -> tuple[bool, str]:
-    inside = [step for step in steps if layer.name in step.layers]
-    readers = _readers(network, layer.outputs[0].name)
+def _fusion_in_kernels(network: Network, layer: Layer, role: str, kernels: Sequence[PlanKernel]) -> tuple[bool, str]:
+    inside = [step for step in kernels if layer.name in step.layers]
+    readers = _layers_reading(network, layer.outputs[0].name)
     names = {reader.name for reader in readers}
-    for step in steps:  # a plan merges equal pairs under the names of one: only their readers differ
-        if step.is_product and len(step.codes) > 1 and (layer.name in step.layers or names & step.layers):
+    for step in kernels:  # a plan merges equal pairs under the names of one: only their readers differ
+        if step.is_matmul_like and len(step.codes) > 1 and (layer.name in step.layers or names & step.layers):
             return True, f"{step.name} multiplies {' by '.join(step.codes[:2])}"
-        if step.is_product and step.codes and layer.name in step.layers and role == "weight":
+        if step.is_matmul_like and step.codes and layer.name in step.layers and role == "weight":
             return True, f"{step.name} reads {step.codes[0]}, and dequantizes it inside"
     reader_kinds = ", ".join(sorted({reader.kind for reader in readers})) or "nothing"
-    separate = next((step for step in inside if step.codes and not step.is_product), None)
+    separate = next((step for step in inside if step.codes and not step.is_matmul_like), None)
     if separate is not None:
         return False, f"{separate.name}, a kernel of its own, dequantizes it before {reader_kinds} reads it"
     if role == "weight":
@@ -133,9 +133,9 @@ def _fusion(network: Network, layer: Layer, role: str, steps: Sequence[Step]) ->
     return False, f"the values are rounded, but {reader_kinds} reads floats"
 
 
-def _readers(network: Network, tensor: str) -> list[Layer]:
+def _layers_reading(network: Network, tensor_name: str) -> list[Layer]:
     """Return the layers that read a tensor, directly or through layers that do not change its values."""
-    same, readers = {tensor}, list[Layer]()
+    same, readers = {tensor_name}, list[Layer]()
     for layer in network.layers:
         if same.isdisjoint(layer.inputs):
             continue
@@ -147,7 +147,7 @@ def _readers(network: Network, tensor: str) -> list[Layer]:
     return readers
 
 
-def _read_kernels(plan: Any) -> tuple[Step, ...] | None:
+def _read_kernels(plan: Any) -> tuple[PlanKernel, ...] | None:
     """Return the kernels of a plan's first program; None if the plan does not contain its program as text."""
     found = _PROGRAM.search(plan)
     if found is None:
@@ -158,10 +158,10 @@ def _read_kernels(plan: Any) -> tuple[Step, ...] | None:
     )
 
 
-def _parse_kernel(line: str, types: Mapping[str, str]) -> Step:
+def _parse_kernel(line: str, tensor_types: Mapping[str, str]) -> PlanKernel:
     named, read, computed = _STEP.match(line), _READ.search(line), _COMPUTED.search(line)
     assert named is not None
     tensors = _QUOTED.findall(read["tensors"]) if read is not None else []
-    codes = tuple(types[name] for name in tensors if types.get(name) in LOW)
+    codes = tuple(tensor_types[name] for name in tensors if tensor_types.get(name) in LOW)
     layers = frozenset(computed[1].split("\x1f")) if computed is not None else frozenset[str]()
-    return Step(named["kind"], named["name"].strip('"'), layers, codes)
+    return PlanKernel(named["kind"], named["name"].strip('"'), layers, codes)

@@ -49,7 +49,7 @@ class _Replay:
             self.tensors[tensor.name] = new_input
         layers = [self.create_layer(row) for row in self.network.layers]
         for row, layer in zip(self.network.layers, layers, strict=True):
-            self.connect(row, layer)
+            self.connect_later_inputs(row, layer)
         for tensor in self.network.outputs:
             self.net.mark_output(self.tensors[tensor.name])
         for weight in self.network.weights:
@@ -60,9 +60,9 @@ class _Replay:
         """Create the layer that a row describes, with name and attributes; inputs from later layers are still
         missing."""
         mark = self.log.position()
-        layer = self.add_layer(row)
+        layer = self.add_described_layer(row)
         if layer is None:
-            raise self.error(row, self.log.error_text_since(mark))
+            raise self.layer_error(row, self.log.error_text_since(mark))
         layer.name = row.name
         for index, tensor in enumerate(row.outputs):
             self.tensors[tensor.name] = layer.get_output(index)
@@ -70,15 +70,15 @@ class _Replay:
         self.set_attributes(row, layer)
         return layer
 
-    def add_layer(self, row: Layer) -> trt.ILayer:
+    def add_described_layer(self, row: Layer) -> trt.ILayer:
         inputs = [None if name is None else self.tensors.get(name) for name in row.inputs]
         if row.kind in ("ATTENTION_INPUT", "ATTENTION_OUTPUT"):
-            return self.attention(row, inputs)
+            return self.attention_boundary(row, inputs)
         if row.kind in BOUNDARIES:
-            return BOUNDARIES[row.kind](self.loop_or_conditional(row), row, inputs, partial(self.weight, row))
+            return BOUNDARIES[row.kind](self.loop_or_conditional(row), row, inputs, partial(self.trt_weights, row))
         if row.kind not in LAYERS:
-            raise self.error(row, UNREPLAYED.get(row.kind, f"layers of kind {row.kind} cannot be replayed"))
-        return LAYERS[row.kind](self.net, row, inputs, partial(self.weight, row))
+            raise self.layer_error(row, UNREPLAYED.get(row.kind, f"layers of kind {row.kind} cannot be replayed"))
+        return LAYERS[row.kind](self.net, row, inputs, partial(self.trt_weights, row))
 
     def loop_or_conditional(self, row: Layer) -> Any:
         """Return the loop or conditional to which a boundary layer belongs; create it for the first of its layers."""
@@ -88,8 +88,8 @@ class _Replay:
             self.owners[key] = self.net.add_loop() if key[0] == "loop" else self.net.add_if_conditional()
         return self.owners[key]
 
-    def attention(self, row: Layer, inputs: list[trt.ITensor]) -> trt.ILayer:
-        """Return a boundary layer of an attention; TensorRT creates both together, at the row of the first one."""
+    def attention_boundary(self, row: Layer, inputs: list[trt.ITensor]) -> trt.ILayer:
+        """Return a boundary layer of an attention; the row of the first makes TensorRT create both boundary layers."""
         if row.kind == "ATTENTION_OUTPUT":
             return typed_layer(self.net, self.net.num_layers - 1)
         norm, kind = trt.AttentionNormalizationOp.__members__[row.attribute("norm_op")], row.attribute("causal_kind")
@@ -102,7 +102,7 @@ class _Replay:
         attention.decomposable = row.attribute("decomposable")
         return typed_layer(self.net, self.net.num_layers - 2)
 
-    def weight(self, row: Layer, role: str) -> Any:
+    def trt_weights(self, row: Layer, role: str) -> Any:
         name = row.weight(role)
         return trt.Weights(trt_dtype(row.outputs[0].dtype)) if name is None else self.weight_of(name)
 
@@ -113,11 +113,11 @@ class _Replay:
             if write is not None and value is not None and attribute.type.read(layer, name) != value:
                 write(layer, name, value)
 
-    def connect(self, row: Layer, layer: trt.ILayer) -> None:
+    def connect_later_inputs(self, row: Layer, layer: trt.ILayer) -> None:
         """Connect inputs that were not given at the layer's creation: optional ones, and those from later layers."""
         for index, name in enumerate(row.inputs):
             if name is not None and (index >= layer.num_inputs or layer.get_input(index) is None):
                 layer.set_input(index, self.tensors[name])
 
-    def error(self, row: Layer, why: str) -> ReplayError:
-        return ReplayError(f"layer {row.name!r} ({row.kind}) of network {self.network.name!r}: {why}")
+    def layer_error(self, row: Layer, why: str) -> ReplayError:
+        return ReplayError(f"cannot create layer {row.name!r} ({row.kind}) of network {self.network.name!r}: {why}")

@@ -23,12 +23,12 @@ _OWNERS: Final = (*_BOUNDARIES, "attention")
 """The attributes of boundary layers: which loop, conditional or attention the layer belongs to."""
 
 
-def first_error(network: Network) -> str:
+def first_network_error(network: Network) -> str:
     """Return the first reason why a network description is invalid; an empty string if it is valid."""
-    return next(_find_errors(network), "")
+    return next(_network_errors(network), "")
 
 
-def _find_errors(network: Network) -> Iterator[str]:
+def _network_errors(network: Network) -> Iterator[str]:
     made = [tensor.name for tensor in network.inputs] + [t.name for layer in network.layers for t in layer.outputs]
     layers, weights = [layer.name for layer in network.layers], [weight.name for weight in network.weights]
     for what, names in ("tensors", made), ("layers", layers), ("weights", weights):
@@ -48,13 +48,13 @@ def _find_errors(network: Network) -> Iterator[str]:
         yield f"nothing makes its output {absent[0][:80]!r}"
     rows: list[Tensor | Weight] = [*network.inputs, *network.outputs, *network.weights]
     for row in (*rows, *(tensor for layer in network.layers for tensor in layer.outputs)):
-        if why := _size_error(row):
+        if why := _shape_error(row):
             yield f"{row.name[:80]!r} {why}"
-    yield from _find_cycles(network)
+    yield from _cycle_errors(network)
 
 
 def _layer_error(layer: Layer) -> str:
-    """Return the reason why a layer's attributes or weights are incomplete or invalid; empty if they are not."""
+    """Return why a layer's attributes or weights are incomplete or invalid; empty if they are complete and valid."""
     given, rows = Counter(name for name, _ in layer.attributes), ATTRIBUTES.get(layer.kind, ())
     present = {place for place, name in enumerate(layer.inputs) if name is not None}
     needed = {row.name for row in rows if row.exists is exists_always and row.unless not in present}
@@ -68,13 +68,13 @@ def _layer_error(layer: Layer) -> str:
     return "" if layer.weight("weights") or 0 in shape else "is a constant without a weight"
 
 
-def _size_error(row: Tensor | Weight) -> str:
+def _shape_error(row: Tensor | Weight) -> str:
     if min(row.shape, default=0) < -1 or len(row.shape) > 64:
         return f"has no sizes {list(row.shape)[:8]}"
     return f"claims more than {MOST_BYTES} bytes" if math.prod(map(abs, row.shape)) > MOST_BYTES // 8 else ""
 
 
-def _find_cycles(network: Network) -> Iterator[str]:
+def _cycle_errors(network: Network) -> Iterator[str]:
     """Yield an error for a layer that depends on its own result. A recurrence layer depends only on its first input,
     the initial value; its second input, computed in the loop, is a dependency of the loop's outputs only."""
     makers = {tensor.name: layer.name for layer in network.layers for tensor in layer.outputs}

@@ -24,7 +24,7 @@ from pipeline.partitioning.flow import (
 )
 from pipeline.program import Cut, Partitioned, Port, Segment, Validated, is_operator, make_port
 from pipeline.recipes import qualified_name
-from pipeline.shapes.environment import bounds, engine_operands, is_on_host
+from pipeline.shapes.environment import bounds, engine_operands, is_host_int
 
 Kind: TypeAlias = Literal["engine", "torch"]
 Group: TypeAlias = tuple[Kind, Sequence[str]]
@@ -253,4 +253,4 @@ def _is_tensor_or_size(node: Node) -> bool:
 def _readable_symbols(ports: Iterable[Port]) -> frozenset[str]:
     """Return the symbols that can be read from these inputs or outputs, since a size or value equals the symbol."""
     sizes = [d for p in ports for d in (p.shape if p.kind == "tensor" else (p.value,))]
-    return frozenset(str(d) for d in sizes if not isinstance(d, int) and (d.is_Symbol or is_on_host(d)))
+    return frozenset(str(d) for d in sizes if not isinstance(d, int) and (d.is_Symbol or is_host_int(d)))

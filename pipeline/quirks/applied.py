@@ -22,7 +22,7 @@ _ignored: Final = ContextVar("ignored faults", default=frozenset[str]())
 
 
 class Experiment(ContextDecorator):
-    """A context manager or decorator in which the compiler ignores some kernel bugs, or assumes that TensorRT has
+    """A context manager or decorator that makes the compiler ignore some kernel bugs, or assume that TensorRT has
     them."""
 
     def __init__(self, variable: ContextVar[frozenset[str]], ids: frozenset[str]) -> None:
@@ -36,15 +36,15 @@ class Experiment(ContextDecorator):
         self._variable.reset(self._tokens.pop())
 
 
-def is_avoided(id: str) -> bool:
+def is_avoided(bug_id: str) -> bool:
     """Return whether to avoid a kernel bug: the installed TensorRT has the bug, and no `Experiment` ignores it."""
-    return has_bug(id) and id not in _ignored.get()
+    return has_bug(bug_id) and bug_id not in _ignored.get()
 
 
-def has_bug(id: str) -> bool:
+def has_bug(bug_id: str) -> bool:
     """Return whether the installed TensorRT has a kernel bug, and the bug affects the current GPU."""
-    quirk = _BY_ID[id]
-    here = id in _assumed.get() or quirk.affects(CAPABILITIES.flavour, CAPABILITIES.version_tuple)
+    quirk = _BY_ID[bug_id]
+    here = bug_id in _assumed.get() or quirk.affects(CAPABILITIES.flavour, CAPABILITIES.version_tuple)
     return here and (not quirk.capabilities or current_compute_capability() in quirk.capabilities)
 
 
@@ -82,7 +82,7 @@ def _check_ids(ids: tuple[str, ...]) -> frozenset[str]:
 def find_marks(
     nodes: Iterable[torch.fx.Node], ranges: Symbols, constants: Iterable[str] = (), outputs: Iterable[str] = ()
 ) -> tuple[Mark, ...]:
-    """Return marks for a segment's nodes that need a workaround: those that the analysis of a bug to avoid finds."""
+    """Return marks for the nodes of a segment that need a workaround, found by the analyses of the bugs to avoid."""
     segment = SegmentNodes(tuple(nodes), frozenset(constants), frozenset(outputs), ranges)
     return tuple(
         Mark(quirk.id, *affected)

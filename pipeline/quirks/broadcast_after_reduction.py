@@ -32,7 +32,7 @@ def find_operands_to_expand(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the nodes that broadcast inputs which a reduction kernel may store in registers, each with these inputs."""
     held = RegisterValues(segment.nodes)
     for node in segment.nodes:
-        if names := tuple(x.name for x in reduction_fusion.expandable_inputs(node) if held.may_contain(x, node)):
+        if names := tuple(x.name for x in reduction_fusion.expandable_inputs(node) if held.in_registers(x, node)):
             yield "expanded", node.name, names
 
 
@@ -51,10 +51,10 @@ class RegisterValues:
         for node in nodes:
             first = known.setdefault(self._computation_key(node), node)
             self._first[node] = first
-            for given in dict.fromkeys(map(self._representative, node.all_input_nodes)):
+            for given in dict.fromkeys(map(self._first_equal_node, node.all_input_nodes)):
                 self._users.setdefault(given, []).append(first)
-            self._roles[first] = self._role(first)
-            self._elements[first] = self._reduced_shape(first)
+            self._roles[first] = self._reduction_role(first)
+            self._elements[first] = self._shape_before_reduction(first)
         self._shifting = {node for node in self._roles if node.target in SHIFTED}
         for given in reversed(self._users):
             if any(self._leads_to_reduction(given, user) for user in self._users[given]):
@@ -63,57 +63,57 @@ class RegisterValues:
                 self._shifting.add(given)
         self._kept = set(self._read)
         for node in self._roles:
-            inputs = {self._representative(x) for x in node.all_input_nodes} if keeps_positions(node) else set()
+            inputs = {self._first_equal_node(x) for x in node.all_input_nodes} if keeps_positions(node) else set()
             if self._roles[node] == "behind" or inputs & self._kept:
                 self._kept.add(node)
             elif inputs & self._shifting:
                 self._shifting.add(node)
 
-    def may_contain(self, operand: torch.fx.Node, node: torch.fx.Node) -> bool:
+    def in_registers(self, operand: torch.fx.Node, node: torch.fx.Node) -> bool:
         """Return whether a kernel may keep ``operand``, which ``node`` broadcasts, in registers: one element in each
-        thread, or a result that shifts the elements from which it was reduced and is broadcast to other elements."""
-        first = self._representative(operand)
+        thread, or a reduction's result that a second reduction of the same elements needs, broadcast to others."""
+        first = self._first_equal_node(operand)
         if first in self._kept:
             return True
         if first not in self._shifting or self._elements[first] == node_shape(node):
             return False
         return not any(self._depends_through_matmul(x, operand) for x in node.all_input_nodes if x is not operand)
 
-    def _representative(self, node: torch.fx.Node) -> torch.fx.Node:
+    def _first_equal_node(self, node: torch.fx.Node) -> torch.fx.Node:
         return self._first.get(node, node)
 
     def _computation_key(self, node: torch.fx.Node) -> str:
         """Return a key that two nodes share if they compute the same operator of the same values."""
         if not (keeps_positions(node) or op_kind(node.target) in reduction_fusion.REDUCING):
             return node.name
-        given = map_arg((node.args, dict(node.kwargs)), lambda x: f"%{self._representative(x).name}")
+        given = map_arg((node.args, dict(node.kwargs)), lambda x: f"%{self._first_equal_node(x).name}")
         return f"{node.target} {given}"
 
-    def _role(self, node: torch.fx.Node) -> Role | None:
+    def _reduction_role(self, node: torch.fx.Node) -> Role | None:
         if has_reduction(node):
             return "reduced" if op_kind(node.target) in (Kind.REDUCES, Kind.POOLS) else "behind"
         if not keeps_positions(node):
             return None
         inputs = [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor | tuple | list)]
-        roles = {x: self._roles.get(self._representative(x)) for x in inputs}
+        roles = {x: self._roles.get(self._first_equal_node(x)) for x in inputs}
         if "behind" in roles.values():
             return "behind"
         reduced = [x for x in inputs if roles[x] == "reduced"]
         others = len(reduced) < len(inputs) and any(is_broadcast(node_shape(x), node_shape(node)) for x in reduced)
         return "behind" if others else "reduced" if reduced else None
 
-    def _reduced_shape(self, node: torch.fx.Node) -> Shape | None:
+    def _shape_before_reduction(self, node: torch.fx.Node) -> Shape | None:
         """Return the shape of the elements from which a value was reduced, if there is exactly one such shape; else
         None."""
         if self._roles[node] != "reduced":
             return None
         if has_reduction(node):
             return node_shape(node.all_input_nodes[0])
-        found = {self._elements.get(self._representative(x)) for x in node.all_input_nodes} - {None}
+        found = {self._elements.get(self._first_equal_node(x)) for x in node.all_input_nodes} - {None}
         return found.pop() if len(found) == 1 else None
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
-        """Return whether a reader of a node is a reduction, or leads to one by operators on the same elements."""
+        """Return whether ``user``, a reader of a node, is a reduction, or leads to one by operators on its elements."""
         if has_reduction(user):
             return True
         is_in_place = keeps_positions(user) and node_shape(user) == node_shape(node)

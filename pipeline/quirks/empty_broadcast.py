@@ -29,13 +29,13 @@ def _tensor_shapes(node: torch.fx.Node) -> list[Shape]:
     return [shape_of(value) for value in tree_leaves(node.meta.get("val")) if isinstance(value, torch.Tensor)]
 
 
-def _leaves_unwritten(segment: SegmentNodes, shapes: Mapping[torch.fx.Node, Sequence[Shape]], symbol: str) -> bool:
-    """Return whether, if ``symbol`` is 0, an empty node depends on a non-empty node from which a path of non-empty
+def _leaves_unwritten(segment: SegmentNodes, shapes: Mapping[torch.fx.Node, Sequence[Shape]], size_symbol: str) -> bool:
+    """Return whether, if ``size_symbol`` is 0, an empty node reads a non-empty node from which a path of non-empty
     nodes leads to an output."""
 
     def may_be_zero(size: Expr) -> bool:
         names = set() if isinstance(size, int) else {each.name for each in size.free_symbols}
-        return symbol in names and names <= segment.ranges.keys() and bounds(size, segment.ranges).min < 1
+        return size_symbol in names and names <= segment.ranges.keys() and bounds(size, segment.ranges).min < 1
 
     empty = {node for node, each in shapes.items() if each and all(any(map(may_be_zero, shape)) for shape in each)}
     leaving, read = set[torch.fx.Node](), set[torch.fx.Node]()

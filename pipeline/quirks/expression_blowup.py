@@ -52,7 +52,7 @@ class ExpressionSizes:
         self._last = {given: node for node in nodes for given in node.all_input_nodes}
         if any(self._expression_terms(node) > HARMLESS for node in nodes):
             for node in nodes:
-                if self._expression_terms(node) > LIMIT and can_be_separated(node):
+                if self._expression_terms(node) > LIMIT and can_have_own_kernel(node):
                     self._apart.add(node)
                     self._terms[node], self._views[node] = 1, frozenset()
 
@@ -83,7 +83,7 @@ class ExpressionSizes:
         return within * few if (few := inlined_sum_length(node)) is not None else 1
 
     def _nodes_at_other_positions(self, operand: torch.fx.Node, node: torch.fx.Node) -> Views:
-        """Return the nodes that an elementwise operator reads through an input, at positions other than its own."""
+        """Return the nodes whose elements at other positions an elementwise operator reads through an input."""
         is_place_for_place = operand in self._views and node_shape(operand) == node_shape(node)
         return self._views[operand] if is_place_for_place else frozenset((operand,))
 
@@ -119,6 +119,6 @@ def _product_if_small(sizes: Iterable[Expr]) -> int | None:
     return total if isinstance(total, int) and 0 < total <= FEW else None
 
 
-def can_be_separated(node: torch.fx.Node) -> bool:
+def can_have_own_kernel(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype in DTYPES and value.dim() < 8

@@ -16,7 +16,7 @@ import torch
 
 from pipeline.aten.arguments import argument, argument_names
 from pipeline.aten.traits import Kind, op_kind
-from pipeline.quirks.expression_blowup import FEW, can_be_separated, inlined_sum_length
+from pipeline.quirks.expression_blowup import FEW, can_have_own_kernel, inlined_sum_length
 from pipeline.quirks.quirk import AffectedNode, SegmentNodes
 from pipeline.quirks.reduction_fusion import MOVING, expandable_inputs, has_reduction, keeps_positions, node_shape
 from pipeline.shapes.environment import Shape
@@ -25,7 +25,7 @@ MATMULS = (Kind.MULTIPLIES, Kind.PROJECTS)
 
 
 def find_small_sums(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield nodes that broadcast small sums into a reduction, with the sums to expand, and nodes to separate."""
+    """Yield the nodes that broadcast small sums into a reduction, with these sums, and nodes to compute apart."""
     reduced, few = _inputs_of_reductions(segment.nodes), _small_sums(segment.nodes)
     for node in segment.nodes:
         if node not in reduced:
@@ -33,7 +33,7 @@ def find_small_sums(segment: SegmentNodes) -> Iterator[AffectedNode]:
         found = few.intersection(node.all_input_nodes)
         if found and (names := tuple(x.name for x in expandable_inputs(node) if x in found)):
             yield "expanded", node.name, names
-        if _reads_sum_and_its_elements(node) and can_be_separated(node):
+        if _reads_sum_and_its_elements(node) and can_have_own_kernel(node):
             yield "apart", node.name, ()
 
 

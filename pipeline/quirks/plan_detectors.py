@@ -22,24 +22,24 @@ _EMPTY = re.compile(rb'tensor=\{ [^\n]*?dims=\{(?: [^}]*)? 0 [^}]*\}[^\n]*? name
 
 Plan: TypeAlias = Any
 """A serialized TensorRT engine: bytes, or a buffer with a ``find`` method."""
-Sources: TypeAlias = Mapping[bytes, int]
+KernelOffsets: TypeAlias = Mapping[bytes, int]
 Found = TypeVar("Found")
 
 
-def ignore_sources(detector: Callable[[Plan], Iterable[Found]]) -> Callable[[Plan, Sources], Iterable[Found]]:
-    """Adapt a detector that needs only the plan to the arguments of a `Detector`: plan and kernel sources."""
+def plan_only_detector(detector: Callable[[Plan], Iterable[Found]]) -> Callable[[Plan, KernelOffsets], Iterable[Found]]:
+    """Return a `Detector`, which is called with the plan and the kernels' sources, from a function of the plan."""
     return lambda plan, _: detector(plan)
 
 
-def find_kernel_sources(plan: object) -> Sources:
-    """Return the offset of each kernel's source in a serialized engine."""
+def find_kernel_offsets(plan: object) -> KernelOffsets:
+    """Return the offset of each kernel's source in a serialized engine, by kernel name."""
     found: dict[bytes, int] = {}
     for each in _find_matches(_SOURCE, b"__global__ void ", plan):
         found.setdefault(each[1], each.start())
     return found
 
 
-def find_unwritten_results(plan: object, sources: Sources) -> tuple[tuple[str, str], ...]:
+def find_unwritten_results(plan: object, sources: KernelOffsets) -> tuple[tuple[str, str], ...]:
     """Return the results that kernels of a plan never write, as (kernel, tensor) (`unwritten-results`); later kernels
     read uninitialized memory. Kernels without a source are not checked; empty tensors are not reported."""
     calls = [call for call in _find_matches(_CALL, b"function={ name=", plan) if b"0" not in call["grid"].split()]
@@ -53,8 +53,8 @@ def find_unwritten_results(plan: object, sources: Sources) -> tuple[tuple[str, s
     return tuple((kernel.decode(), tensor.decode()) for kernel, tensor in found if tensor not in empty)
 
 
-def _unwritten_outputs(plan: Plan, start: int, call: re.Match[bytes]) -> list[bytes]:
-    head, _, body = plan[start : plan.find(b"\0", start)].partition(b")\n{")
+def _unwritten_outputs(plan: Plan, source_start: int, call: re.Match[bytes]) -> list[bytes]:
+    head, _, body = plan[source_start : plan.find(b"\0", source_start)].partition(b")\n{")
     parameters = [*zip(_NAME.findall(call["args"]), re.findall(rb"__v\d+", head), strict=False)]
     mentioned = {argument for argument, p in parameters if re.search(p + rb"\b", body)}
     return [tensor for tensor in _NAME.findall(call["written"]) if tensor not in mentioned]
@@ -72,11 +72,11 @@ def find_rounded_matmuls(plan: Plan) -> tuple[tuple[str, str], ...]:
     return _kernels_by_result(plan, _ROUNDED, True)
 
 
-def _kernels_by_result(plan: Plan, pattern: re.Pattern[bytes], bfloat16: bool) -> tuple[tuple[str, str], ...]:
-    """Return (kernel, result) for each kernel that matches a pattern, and whose result is bfloat16, or is not."""
+def _kernels_by_result(plan: Plan, pattern: re.Pattern[bytes], returns_bfloat16: bool) -> tuple[tuple[str, str], ...]:
+    """Return (kernel, result) of kernels that match a pattern and return bfloat16 (or not, by ``returns_bfloat16``)."""
     found = [(each["name"], each["tensor"]) for each in _find_matches(pattern, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
-    return tuple((name.decode(), tensor.decode()) for name, tensor in found if (tensor in halves) is bfloat16)
+    return tuple((name.decode(), tensor.decode()) for name, tensor in found if (tensor in halves) is returns_bfloat16)
 
 
 _WIDENED_AGAIN = re.compile(
@@ -93,7 +93,7 @@ def find_rounded_deconvolutions(plan: Plan) -> tuple[tuple[str, str], ...]:
 _STEPS = re.compile(rb"for \(int __v\d+ = 0; __v\d+ < (\d+);")
 
 
-def find_queries_of_other_batches(plan: Plan, sources: Sources) -> tuple[str, ...]:
+def find_queries_of_other_batches(plan: Plan, sources: KernelOffsets) -> tuple[str, ...]:
     """Return the single-query attention kernels that read keys of other batches (`lone-queries`): they index keys batch
     by batch, in a plan whose kernels swap batches and rows."""
     found = {name: start for name, start in sources.items() if name.startswith(b"_gemv_mha")}
@@ -102,10 +102,10 @@ def find_queries_of_other_batches(plan: Plan, sources: Sources) -> tuple[str, ..
     return tuple(name.decode() for name, start in found.items() if _indexes_batch_by_batch(plan, start))
 
 
-def _indexes_batch_by_batch(plan: Plan, start: int) -> bool:
-    """Return whether a kernel's source treats the keys of consecutive batches as adjacent, or their number is
-    dynamic."""
-    source = plan[start : plan.find(b"\0", start)]
+def _indexes_batch_by_batch(plan: Plan, source_start: int) -> bool:
+    """Return whether a kernel's source treats the keys of consecutive batches as adjacent, or has a dynamic number of
+    keys."""
+    source = plan[source_start : plan.find(b"\0", source_start)]
     keys = max((int(steps) for steps in _STEPS.findall(source)), default=0)
     return not keys or re.search(rb"= \(__v\d+ \* %d\) \+ __v\d+;" % keys, source) is not None
 
@@ -113,7 +113,7 @@ def _indexes_batch_by_batch(plan: Plan, start: int) -> bool:
 _HALVES_OF_MASKED = re.compile(rb"_hmma_fp16_traits,\n.*\n\ttrue, // has add mask", re.DOTALL)
 
 
-def find_float16_attention_sums(plan: Plan, sources: Sources) -> tuple[str, ...]:
+def find_float16_attention_sums(plan: Plan, sources: KernelOffsets) -> tuple[str, ...]:
     """Return the attention kernels of a plan that add a mask and accumulate in float16 (`masked-attention-sums`)."""
     found = ((name, plan[plan.rfind(b"\0", 0, start) : start]) for name, start in sources.items() if b"_mha" in name)
     return tuple(name.decode() for name, source in found if _HALVES_OF_MASKED.search(source))
@@ -158,7 +158,7 @@ _INDEX = re.compile(
 _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")
 
 
-def find_copies_of_first_batch(plan: Plan, sources: Sources) -> tuple[str, ...]:
+def find_copies_of_first_batch(plan: Plan, sources: KernelOffsets) -> tuple[str, ...]:
     """Return the kernels that copy the first batch in place of all batches: they divide the batch index by the number
     of rows, so that it is 0 for as many batches as there are rows (`transposed-matmuls`)."""
     found = ((name, plan[start : plan.find(b"\n}\n", start)]) for name, start in sources.items() if _COPIED.match(name))
@@ -194,7 +194,7 @@ _COUNTED = re.compile(rb"\(index/\w+\)%(\w+)")
 _VARYING = re.compile(rb"(__v\d+) = \(__myln_int32\)reinterpret_cast<__myln_int64>\((live_inouts\[\d+\])\)")
 
 
-def find_misplaced_registers(plan: Plan, sources: Sources) -> tuple[str, ...]:
+def find_misplaced_registers(plan: Plan, sources: KernelOffsets) -> tuple[str, ...]:
     """Return the reduction kernels that broadcast from registers that few threads set (`broadcast-in-reductions`)."""
     found = ((name, plan[start : plan.find(b"\0", start)]) for name, start in sources.items())
     names = (name.decode().removesuffix("_com") for name, source in found if _reads_unset_registers(source))

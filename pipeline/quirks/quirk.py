@@ -11,7 +11,7 @@ import torch
 from attrs import define, field, frozen
 
 from pipeline.network.marks import MarkKind
-from pipeline.quirks.plan_detectors import Plan, Sources
+from pipeline.quirks.plan_detectors import KernelOffsets, Plan
 from pipeline.shapes.environment import Symbols
 
 AffectedNode: TypeAlias = tuple[MarkKind, str, tuple[str, ...]]
@@ -20,7 +20,7 @@ AffectedNode: TypeAlias = tuple[MarkKind, str, tuple[str, ...]]
 
 @define(slots=False, eq=False)
 class SegmentNodes:
-    """The nodes of a segment in order, the names of its constant placeholders and outputs, and its symbols' ranges."""
+    """The nodes of a segment in order, the names of its constants and outputs, and the ranges of its dynamic sizes."""
 
     nodes: tuple[torch.fx.Node, ...]
     constants: frozenset[str]
@@ -36,7 +36,7 @@ class SegmentNodes:
 Version: TypeAlias = tuple[int, ...]
 Analysis: TypeAlias = Callable[[SegmentNodes], Iterable[AffectedNode]]
 """A function that finds the nodes of a segment that need a workaround for one kernel bug."""
-Detector: TypeAlias = Callable[[Plan, Sources], Iterable[str | tuple[str, str]]]
+Detector: TypeAlias = Callable[[Plan, KernelOffsets], Iterable[str | tuple[str, str]]]
 """A function that finds the kernels with one bug in a plan: their names, or (name, result)."""
 
 

@@ -21,7 +21,7 @@ MOVING: Final = (Kind.REORDERS, Kind.REPEATS, Kind.SELECTS, Kind.MIXES, Kind.RES
 
 
 def has_reduction(node: torch.fx.Node) -> bool:
-    """Return whether an operator includes a reduction, as group norms do; batch norms in inference do not."""
+    """Return whether an operator includes a reduction, as a group norm does (a batch norm in inference does not)."""
     kind = op_kind(node.target)
     return kind in REDUCING or (kind is Kind.SCALES and bool(re.search("group|instance", str(node.target))))
 
@@ -69,10 +69,10 @@ def is_broadcast(shape: Shape | None, target: Shape | None) -> bool:
     """Return whether a tensor of this shape has a dim that is expanded if it is broadcast to ``target``."""
     if shape is None or target is None or len(shape) > len(target):
         return False
-    return any(new != -1 for new in expanded_sizes(shape, target))
+    return any(new != -1 for new in sizes_for_expand(shape, target))
 
 
-def expanded_sizes(shape: Shape, target: Shape) -> list[Expr]:
+def sizes_for_expand(shape: Shape, target: Shape) -> list[Expr]:
     """Return the sizes for ``expand`` from ``shape`` to ``target``: new sizes of expanded dims, -1 for other dims."""
     padded = (1,) * (len(target) - len(shape)) + shape
     return [new if old == 1 and new != 1 else -1 for old, new in zip(padded, target, strict=True)]

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.fx.node import map_arg
+from torch.fx.node import Node, map_arg
 
 from pipeline.aten.op_predicates import is_pointwise, moves_elements
 from pipeline.aten.traits import Kind, op_kind
@@ -24,30 +24,30 @@ from pipeline.quirks.reduction_fusion import ADDING
 SOME: Final = 0.7
 """The number that stands for an unknown element of a constant in these evaluations."""
 WITHIN: Final = 32
-"""The maximum number of elementwise operators before a matmul that `padded_values` evaluates."""
+"""The maximum number of elementwise operators before a matmul that `values_at_padding` evaluates."""
 
 
 def find_padded_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the matmuls whose result may change if TensorRT pads the contracted dim with zeros."""
     for node in segment.nodes:
         if factors := _matmul_operands(node):
-            values = [padded_values(x, segment.names, segment.constants) for x in factors]
+            values = [values_at_padding(x, segment.names, segment.constants) for x in factors]
             if op_kind(node.target) is Kind.RECURS:
                 values.append({0.0})
             if any(math.prod(each) != 0 for each in itertools.product(*values)):
                 yield "converter", node.name, ()
 
 
-def _matmul_operands(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the operands that a matmul contracts (of a recurrent layer, its input); empty for other operators."""
+def _matmul_operands(node: Node) -> list[Node]:
+    """Return the operands that a matmul contracts, or a recurrent layer's input; empty for other operators."""
     if op_kind(node.target) is Kind.RECURS:
         return node.all_input_nodes[:1]
     if op_kind(node.target) not in (Kind.MULTIPLIES, Kind.PROJECTS):
         return []
-    return [x for i, x in enumerate(node.args) if i != ADDING.get(node.target) and isinstance(x, torch.fx.Node)]
+    return [x for i, x in enumerate(node.args) if i != ADDING.get(node.target) and isinstance(x, Node)]
 
 
-def padded_values(node: torch.fx.Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> set[float]:
+def values_at_padding(node: Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> set[float]:
     """Return the values that a matmul's operand may have where TensorRT pads it. The padding may be added to the node,
     or to any tensor from which elementwise operators compute the node.
 
@@ -58,15 +58,15 @@ def padded_values(node: torch.fx.Node, inside: Set[str] = frozenset(), constants
         return {0.0, math.nan}
     read = {x for each in chain for x in _tensor_inputs(each) if not (x.name in constants or _is_filled(x))}
     try:
-        found = [_evaluate(start, chain, constants) for start in sorted(read | {node})]
+        found = [_evaluate_at_padding(start, chain, constants) for start in sorted(read | {node})]
         return {float(values[node]) for values in found if node in values}
     except Exception:
         return {0.0, math.nan}
 
 
-def _evaluate(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: Set[str]) -> dict[torch.fx.Node, Tensor]:
-    """Evaluate the operators that depend only on constants and ``start``, for a padded element (0) of ``start``."""
-    values = {start: _full_scalar(start, 0)}
+def _evaluate_at_padding(start: Node, chain: Sequence[Node], constants: Set[str]) -> dict[Node, Tensor]:
+    """Return the values of the chain's nodes that depend only on constants and ``start``, where ``start`` is 0."""
+    values = {start: _scalar_with_dtype_of(start, 0)}
     for node in chain:
         read = _tensor_inputs(node)
         fixed = (x.name in constants or _is_filled(x) for x in read if x not in values)
@@ -76,15 +76,15 @@ def _evaluate(start: torch.fx.Node, chain: Sequence[torch.fx.Node], constants: S
             values[node] = values[read[0]].to(node.meta["val"].dtype)
         else:
             given = node.args, dict(node.kwargs)
-            args, kwargs = map_arg(given, lambda x: values[x] if x in values else _any_element(x))
+            args, kwargs = map_arg(given, lambda x: values[x] if x in values else _typical_element(x))
             target: Target = node.target
             values[node] = torch.as_tensor(target(*args, **kwargs))
     return values
 
 
-def _elementwise_chain(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.Node]:
+def _elementwise_chain(node: Node, inside: Set[str]) -> set[Node]:
     """Return the chain of elementwise operators and views that computes a node, including the node."""
-    found, waiting = set[torch.fx.Node](), [node]
+    found, waiting = set[Node](), [node]
     while waiting and len(found) <= WITHIN:
         each = waiting.pop()
         is_inside = each.op == "call_function" and (not inside or each.name in inside)
@@ -94,19 +94,19 @@ def _elementwise_chain(node: torch.fx.Node, inside: Set[str]) -> set[torch.fx.No
     return found
 
 
-def _tensor_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
+def _tensor_inputs(node: Node) -> list[Node]:
     return [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), Tensor)]
 
 
-def _full_scalar(node: torch.fx.Node, value: float) -> Tensor:
+def _scalar_with_dtype_of(node: Node, value: float) -> Tensor:
     return torch.full((), value, dtype=node.meta["val"].dtype)
 
 
-def _is_filled(node: torch.fx.Node) -> bool:
+def _is_filled(node: Node) -> bool:
     return node.op == "call_function" and not node.all_input_nodes
 
 
-def _any_element(node: torch.fx.Node) -> Tensor:
-    """Return the number of a filled tensor, or `SOME` for a constant, as a 0-d tensor."""
+def _typical_element(node: Node) -> Tensor:
+    """Return an element of a node as a 0-d tensor: the number of a filled tensor, or `SOME` for a constant."""
     number = node.args[-1] if _is_filled(node) and node.args else SOME
-    return _full_scalar(node, number if isinstance(number, int | float) else SOME)
+    return _scalar_with_dtype_of(node, number if isinstance(number, int | float) else SOME)

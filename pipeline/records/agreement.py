@@ -51,11 +51,11 @@ class OutputAgreement:
     @property
     def holds(self) -> bool:
         """Whether the largest error and the norm error are within their bounds; true if the output was not compared."""
-        return not self.raised and (bool(self.unjudged) or self.share <= 1)
+        return not self.raised and (bool(self.unjudged) or self.error_to_bound <= 1)
 
     @property
-    def share(self) -> float:
-        """The greatest ratio of an error to its bound, of the largest error and the norm error."""
+    def error_to_bound(self) -> float:
+        """The larger of two ratios: the largest error to its bound, and the norm error to its bound."""
         errors = (self.error, self.bound), (self.norm_error, self.norm_bound)
         return max(error / bound if bound else float("inf") if error else 0.0 for error, bound in errors)
 
@@ -77,7 +77,7 @@ class OutputAgreement:
 
 @frozen
 class Agreement:
-    """A comparison of a compiled program's errors with eager PyTorch's: a row for each output and size.
+    """A comparison of a compiled program's errors with eager PyTorch's: a row for each output and sample.
 
     executor: where the engines ran, ``tensorrt`` or ``reference``. gpu: the GPU's name, empty without one.
     sizes: the sizes of each sample, by input and dim (``x.shape[0]``).
@@ -114,7 +114,7 @@ class Agreement:
     def worst(self) -> OutputAgreement | None:
         """Return the program's output with the largest error relative to its bound; None if no output was compared."""
         judged = [row for row in self.rows if not row.unjudged and row.source == "graph"]
-        return max(judged, key=lambda row: row.share, default=None)
+        return max(judged, key=lambda row: row.error_to_bound, default=None)
 
     def __str__(self) -> str:
         where = ", ".join(filter(None, [f"{self.executor} executor", self.gpu, "TF32" * self.tf32]))
@@ -128,7 +128,7 @@ class Agreement:
 
 @frozen
 class Healed:
-    """A node that was compiled differently, since its engine did not load or was wrong: what changed, and why."""
+    """A node that was compiled again in another way, since its engine did not load or was wrong: how, and why."""
 
     node: str
     target: str

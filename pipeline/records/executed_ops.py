@@ -16,21 +16,21 @@ ModulePredicate: TypeAlias = Callable[[str], bool]
 TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
 
 
-def executed_entries(value: object) -> frozenset[TorchExecuted]:
+def to_executed_entries(value: object) -> frozenset[TorchExecuted]:
     """Convert the setting's entries to operator overloads, names and predicates; a packet becomes all its overloads."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"torch_executed_ops must be a collection of operators, names or predicates, got {value!r}")
-    return frozenset(entry for item in value for entry in _executed_entries(item))
+    return frozenset(entry for item in value for entry in _entries_of_item(item))
 
 
-def _executed_entries(item: object) -> Iterable[TorchExecuted]:
+def _entries_of_item(item: object) -> Iterable[TorchExecuted]:
     if isinstance(item, OpOverloadPacket):
         return [getattr(item, overload) for overload in item.overloads()]
     if item is torch.cond:
         return [torch.ops.higher_order.cond]
     if isinstance(item, str):
         return _entries_by_name(item)
-    if isinstance(item, type) or (traced := traced_name(item)):
+    if isinstance(item, type) or (traced := name_of_traced_function(item)):
         name = item.__name__ if isinstance(item, type) else traced
         raise TypeError(
             f"torch_executed_ops: {name} is no operator: pass those that it calls (torch.ops.aten.relu.default), or a "
@@ -41,15 +41,15 @@ def _executed_entries(item: object) -> Iterable[TorchExecuted]:
     raise TypeError(f"torch_executed_ops: {item!r} is not an operator, a qualified name or a predicate on module paths")
 
 
-def traced_name(item: object) -> str:
-    """Return the name of a torch function that tracing replaces by operators, so that no graph calls it; else ""."""
+def name_of_traced_function(item: object) -> str:
+    """Return the name of a torch function that no graph calls, since tracing replaces it by operators; else ""."""
     is_torchs = not isinstance(item, OpOverload) and callable(item) and not isinstance(item, type)
     name = resolve_name(item) if is_torchs else None
     return "" if name is None or name.startswith("torch.sym_") else str(name)
 
 
 def _entries_by_name(name: str) -> Iterable[TorchExecuted]:
-    """Return the entries of an operator name: all overloads for `aten.topk`. Unknown names of aten are errors."""
+    """Return the entries for an operator name: for `aten.topk` all overloads. An unknown aten name is an error."""
     match = re.fullmatch(r"(?:torch\.ops\.)?(\w+)(?:\.|::)(\w+)(?:\.(\w+))?", name)
     if match is None:
         raise ValueError(
@@ -64,10 +64,10 @@ def _entries_by_name(name: str) -> Iterable[TorchExecuted]:
         stem = namespace if packet is None else f"{namespace}.{operator}"
         close = did_you_mean(operator if packet is None else overload, known, "").replace("'", f"'{stem}.", 1)
         raise ValueError(f"torch_executed_ops: there is no operator {name!r}{close and f'; {close}'}")
-    return _executed_entries(packet) if packet is not None and overload is None and "::" not in name else [name]
+    return _entries_of_item(packet) if packet is not None and overload is None and "::" not in name else [name]
 
 
-def matches(entry: TorchExecuted, target: object, module_path: str) -> bool:
+def entry_matches_node(entry: TorchExecuted, target: object, module_path: str) -> bool:
     """Return whether an entry of `torch_executed_ops` matches a node with this target, in the module at this path."""
     if isinstance(entry, str):
         return entry in qualified_names(target)

@@ -22,7 +22,7 @@ Loads = Literal["runs", "listed", "not run", "no"]
 
 @frozen
 class TestedReleases:
-    """The first and last minor release of a library that the tests cover, and the docs page that states them."""
+    """The first and last minor release of a library that the tests cover, and the docs page with this range."""
 
     first: tuple[int, int]
     last: tuple[int, int]
@@ -36,7 +36,7 @@ class TestedReleases:
         """Return whether a release is in the tested range; a patch release counts as its minor release."""
         return self.first <= tuple(map(int, re.findall(r"\d+", release)[:2])) <= self.last
 
-    def requirement(self, library: str) -> str:
+    def pip_requirement(self, library: str) -> str:
         """Return the range as a requirement for pip: ``torch>=2.11,<2.14``."""
         major, minor = self.last
         return f"{library}>={_format_version(self.first)},<{major}.{minor + 1}"
@@ -65,59 +65,59 @@ class GpuSupport:
     loads: FrozenDict[str, Loads]
     note: str
 
-    def status(self, version: tuple[int, ...]) -> Loads:
+    def loads_for(self, version: tuple[int, ...]) -> Loads:
         """Return whether engines of this version of TensorRT-RTX load here; "not run" if the release has no row."""
         return self.loads.get(_format_version(version[:2]), "not run")
 
 
-def _support_row(loads: Loads, **others: Loads) -> FrozenDict[str, Loads]:
-    """Return a GPU's entries: ``loads`` for each release, except the releases in ``others`` (``v1_7="no"``)."""
+def _loads_by_release(loads: Loads, **exceptions: Loads) -> FrozenDict[str, Loads]:
+    """Return the entry of each release for a GPU: ``loads``, unless ``exceptions`` has another (``v1_7="no"``)."""
     releases = ("1.4", "1.5", "1.6", "1.7")
-    return FrozenDict({release: others.get(f"v{release.replace('.', '_')}", loads) for release in releases})
+    return FrozenDict({release: exceptions.get(f"v{release.replace('.', '_')}", loads) for release in releases})
 
 
 TABLE: Final = (
-    GpuSupport("RTX 20, T4", "7.5", _support_row("listed"), 'only with `compute_capabilities=("7.5",)`'),
-    GpuSupport("A100", "8.0", _support_row("not run"), "install TensorRT 10 or 11 (the `tensorrt` extra)"),
-    GpuSupport("RTX 30, A10, A40", "8.6", _support_row("listed"), ""),
-    GpuSupport("RTX 40, L4, L40S", "8.9", _support_row("listed"), ""),
+    GpuSupport("RTX 20, T4", "7.5", _loads_by_release("listed"), 'only with `compute_capabilities=("7.5",)`'),
+    GpuSupport("A100", "8.0", _loads_by_release("not run"), "install TensorRT 10 or 11 (the `tensorrt` extra)"),
+    GpuSupport("RTX 30, A10, A40", "8.6", _loads_by_release("listed"), ""),
+    GpuSupport("RTX 40, L4, L40S", "8.9", _loads_by_release("listed"), ""),
     GpuSupport(
         "H100, H200",
         "9.0",
-        _support_row("runs", v1_7="no"),
+        _loads_by_release("runs", v1_7="no"),
         "not in NVIDIA's support matrix; only 1.6 accumulates float16 in float32 and accepts `NVIDIA_TF32_OVERRIDE=0`; "
         "only 1.4 builds engines that can be refitted in place",
     ),
-    GpuSupport("B200", "10.0", _support_row("not run"), "install TensorRT 10 or 11 (the `tensorrt` extra)"),
-    GpuSupport("RTX 50, RTX PRO Blackwell", "12.0", _support_row("listed"), ""),
-    GpuSupport("GB10 (DGX Spark)", "12.1", _support_row("listed", v1_4="not run"), "supported from 1.5 on"),
+    GpuSupport("B200", "10.0", _loads_by_release("not run"), "install TensorRT 10 or 11 (the `tensorrt` extra)"),
+    GpuSupport("RTX 50, RTX PRO Blackwell", "12.0", _loads_by_release("listed"), ""),
+    GpuSupport("GB10 (DGX Spark)", "12.1", _loads_by_release("listed", v1_4="not run"), "supported from 1.5 on"),
 )
 """The GPUs on which we know whether TensorRT-RTX engines load, by compute capability."""
 
 
-def check_library(gpu: str, capability: str) -> None:
-    """Raise an `ExecutionError` if engines of the installed TensorRT do not load on this GPU of a compute capability
-    (``"9.0"``); the hint has the command that installs another version."""
-    row = next((row for row in TABLE if row.capability == capability), None)
-    if CAPABILITIES.flavour == "tensorrt_rtx" and row is not None and row.status(CAPABILITIES.version_tuple) == "no":
+def check_engines_load(gpu: str, compute_capability: str) -> None:
+    """Raise an `ExecutionError` if engines of the installed TensorRT do not load on this GPU; the hint has the command
+    that installs another version. ``compute_capability``: such as ``"9.0"``."""
+    row = next((row for row in TABLE if row.capability == compute_capability), None)
+    if CAPABILITIES.flavour == "tensorrt_rtx" and row is not None and row.loads_for(CAPABILITIES.version_tuple) == "no":
         raise ExecutionError(
-            f"{LIBRARY} loads no engine on this GPU ({gpu}, compute capability {capability})",
+            f"{LIBRARY} loads no engine on this GPU ({gpu}, compute capability {compute_capability})",
             f'pip install "{TENSORRT_RTX}" for this GPU; to build for other GPUs, list them in compute_capabilities',
         )
 
 
 @cache
-def warn_untested(library: str) -> None:
+def warn_if_untested(library: str) -> None:
     """Warn, once in a process, if the installed release of a library is outside of its tested range."""
     own, tested = _installed_release(library), TESTED[library]
     if own and not tested.includes(own):
-        found = f"{library} {own} is installed; {tested} are tested (docs/{tested.page}.md)"
-        advice = f'compare results (verify=True), or pip install "{tested.requirement(library)}"'
-        warn(f"{found}: {advice}", VersionWarning)
+        page, advice = f"docs/{tested.page}.md", f'pip install "{tested.pip_requirement(library)}"'
+        message = f"{library} {own} is installed, but only {tested} are tested ({page})"
+        warn(f"{message}: compare results (verify=True), or {advice}", VersionWarning)
 
 
 def _installed_release(library: str) -> str | None:
-    """Return a library's installed release; None if it is missing (a graph can contain its operators all the same)."""
+    """Return a library's installed release; None if it is not installed, although a graph has its operators."""
     if library == "torch":
         return str(torch.__version__)
     if library == "tensorrt-rtx":

@@ -9,9 +9,9 @@ from attrs import frozen
 
 @frozen
 class Parameter:
-    """A parameter of the model's ``forward``, in the order of its signature. ``has_default``: whether its default is a
-    plain value (None, a bool, number or string); other defaults cannot be compared with the values that a program was
-    compiled for."""
+    """A parameter of the model's ``forward``, in the order of its signature. ``has_default``: whether its default is
+    None, a bool, a number or a string; other defaults cannot be compared with the values that a program was compiled
+    for."""
 
     name: str
     positional: bool = True

@@ -47,7 +47,7 @@ class SegmentTime:
 
     @property
     def layers_sum(self) -> float:
-        """The milliseconds of all layers together."""
+        """The sum of the milliseconds of all layers."""
         return sum(layer.milliseconds for layer in self.layers)
 
 
@@ -88,7 +88,7 @@ class Profile:
 
     @property
     def layers_sum(self) -> float:
-        """The milliseconds of all layers and PyTorch segments together."""
+        """The sum of the milliseconds of all layers and PyTorch segments."""
         return sum(segment.layers_sum for segment in self.segments)
 
     @property
@@ -109,14 +109,14 @@ class Profile:
         self._write_trace(path)
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(_report_lines(self))
 
 
 SHOWN = 20
 """The number of layers in a printed profile; ``Profile`` itself has all layers."""
 
 
-def _lines(profile: Profile) -> Iterator[str]:
+def _report_lines(profile: Profile) -> Iterator[str]:
     graph = f"{profile.graph:.3f} ms" if profile.graph is not None else f"not captured ({profile.no_graph})"
     yield f"{profile.gpu}, {profile.library}, median of {profile.runs} runs; inputs {', '.join(profile.inputs)}"
     yield f"whole call: {profile.call:.3f} ms; with CUDA graphs: {graph}"
@@ -132,14 +132,14 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield from _table_lines(profile)
     if profile.unassigned:
         lost = sum(layer.milliseconds for layer in profile.unassigned)
-        yield f"TensorRT's own, no node's: {lost:.3f} ms: {', '.join(_tensorrt_lines(profile.unassigned))}"
+        yield f"TensorRT's own, no node's: {lost:.3f} ms: {', '.join(_lines_without_node(profile.unassigned))}"
 
 
 OWN = {"between": "between kernels", "streams": "streams that wait for each other", "sizes": "sizes of dynamic shapes"}
 """Descriptions, for the printed profile, of rows that compute no graph node."""
 
 
-def _tensorrt_lines(layers: tuple[LayerTime, ...]) -> Iterator[str]:
+def _lines_without_node(layers: tuple[LayerTime, ...]) -> Iterator[str]:
     """Yield the report's lines about rows without a graph node: their sums, and the names of at most 8 others."""
     for by, what in OWN.items():
         if found := [layer.milliseconds for layer in layers if layer.by == by]:

@@ -33,29 +33,29 @@ def add_article(noun: str) -> str:
     return f"{'an' if vowel else 'a'} {noun}"
 
 
-def to_path(value: object, argument: str) -> Path:
+def to_path(value: object, argument_name: str) -> Path:
     """Return a path argument as a `Path`; raise a `TypeError` for another type."""
     if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{argument} takes the path of a file, got {kind_of(value)}")
+        raise TypeError(f"{argument_name} takes the path of a file, got {kind_of(value)}")
     return Path(value)
 
 
-def format_bytes(number: int) -> str:
+def format_bytes(byte_count: int) -> str:
     """Format a number of bytes: ``640 bytes``, ``1.5 kB``, ``2.3 MB``."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return f"{number} byte{'s'[: number != 1]}"
+        if byte_count >= size:
+            return f"{byte_count / size:.1f} {unit}"
+    return f"{byte_count} byte{'s'[: byte_count != 1]}"
 
 
-def did_you_mean(name: object, known_names: Iterable[str], before: str = "; ") -> str:
+def did_you_mean(name: object, known_names: Iterable[str], prefix: str = "; ") -> str:
     """Return ``did you mean 'NAME'?`` with the known name most similar to ``name``; empty if no name is similar."""
     close = difflib.get_close_matches(str(name), [*known_names], 1)
-    return f"{before}did you mean {close[0]!r}?" if close else ""
+    return f"{prefix}did you mean {close[0]!r}?" if close else ""
 
 
 def one_of(*words: str | None) -> Callable[[object, attrs.Attribute[Any], object], None]:
-    """Return an attrs validator that accepts only these words; its error suggests the most similar of them."""
+    """Return an attrs validator that accepts only these words; its error suggests the most similar word."""
 
     def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
         if value not in words:
@@ -65,9 +65,9 @@ def one_of(*words: str | None) -> Callable[[object, attrs.Attribute[Any], object
     return check
 
 
-def check_field_names(replacement: Callable[[str], str], positional: str) -> Callable[[C], C]:
-    """Decorate an attrs class: an unknown keyword, or too many positional arguments, raise a `TypeError` with the
-    advice that ``replacement`` returns for the unknown name, or ``positional``."""
+def check_field_names(advice_for_unknown: Callable[[str], str], advice_for_positional: str) -> Callable[[C], C]:
+    """Decorate an attrs class: unknown keywords or too many positional arguments raise a `TypeError` with advice.
+    ``advice_for_unknown`` returns it for an unknown name; ``advice_for_positional`` is it for positional arguments."""
 
     def decorate(cls: C) -> C:
         init: Callable[..., None] = vars(cls)["__init__"]
@@ -79,9 +79,9 @@ def check_field_names(replacement: Callable[[str], str], positional: str) -> Cal
         def checked(self: object, *args: Any, **fields: Any) -> None:
             if len(args) > most:
                 given = ", ".join(kind_of(each) for each in args)
-                raise TypeError(f"{cls.__name__} got {given} by position: {positional}")
+                raise TypeError(f"{cls.__name__} got {given} by position: {advice_for_positional}")
             if unknown := [name for name in fields if name not in names]:
-                raise TypeError(f"{unknown[0]!r} is not a field of {cls.__name__}; {replacement(unknown[0])}")
+                raise TypeError(f"{unknown[0]!r} is not a field of {cls.__name__}; {advice_for_unknown(unknown[0])}")
             init(self, *args, **fields)
 
         cls.__init__ = checked  # type: ignore[misc]

@@ -63,8 +63,8 @@ HOST_FUNCTIONS = frozenset({"CeilToInt", "FloorToInt", "TruncToInt", "RoundToInt
 _FLOAT_FUNCTIONS = ("ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "Float", "OpaqueUnaryFn")
 
 
-def is_on_host(expr: object) -> bool:
-    """Return whether an expression is an int computed from floats, which the host evaluates, not an engine."""
+def is_host_int(expr: object) -> bool:
+    """Return whether an expression is an int computed from floats; the host evaluates such ints, not an engine."""
     return type(expr).__name__ in HOST_FUNCTIONS
 
 
@@ -72,7 +72,7 @@ def engine_operands(expr: Expr) -> Iterator[object]:
     """Yield the operands from which an engine computes an expression: symbols, and ints computed on the host."""
     if isinstance(expr, int):
         return
-    if expr.is_Symbol or is_on_host(expr):
+    if expr.is_Symbol or is_host_int(expr):
         yield expr
     else:
         for part in expr.args:
@@ -160,13 +160,13 @@ class ShapeEnvironment(Mapping[str, Range]):
         return bounds(expr, self)
 
     @property
-    def names(self) -> dict[str, str]:
-        """Return the user's name (``x.shape[0]``) of each symbol that has one, by symbol."""
+    def user_names(self) -> dict[str, str]:
+        """Return, by symbol, the user's name of each dynamic size that has one: ``{"s0": "x.shape[0]"}``."""
         return {name: s.places[0] for name, s in self.symbols.items() if s.places}
 
     def words(self, expr: object) -> str:
         """Return an expression as text in the user's names for sizes: ``x.shape[0] % 4 == 0``."""
-        return expression_text(expr, self.names)
+        return expression_text(expr, self.user_names)
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each dynamic size, with the user's terms for it, and for each relation between sizes."""
@@ -197,11 +197,11 @@ class ShapeEnvironment(Mapping[str, Range]):
         return "\n".join([*rows, *map(str, self.relations)])
 
 
-def _narrow_range(old: Range, name: str, relation: Relation) -> Range:
+def _narrow_range(old: Range, symbol_name: str, relation: Relation) -> Range:
     """Return a range narrowed to the first and last value that meet the relation; the old range if no value does."""
 
     def first(values: range) -> int | None:
-        return next((v for v in itertools.islice(values, MAX_COMBINATIONS) if relation.holds({name: v})), None)
+        return next((v for v in itertools.islice(values, MAX_COMBINATIONS) if relation.holds({symbol_name: v})), None)
 
     low, high = first(range(old.min, old.max + 1)), first(range(old.max, old.min - 1, -1))
     if low is None or high is None:
@@ -218,10 +218,10 @@ def _value_combinations(ranges: Symbols) -> Iterator[dict[str, int]] | None:
     return (dict(zip(ranges, point, strict=True)) for point in values)
 
 
-def _related_ranges(symbols: Symbols, relation: Relation, relations: Sequence[Relation]) -> dict[str, Range]:
+def _related_ranges(symbol_ranges: Symbols, relation: Relation, relations: Sequence[Relation]) -> dict[str, Range]:
     """Return, for each symbol of a relation, the range of its values for which all relations between these symbols
     hold; empty if there are too many combinations to try, or if no combination meets the relations."""
-    given = {name: symbols[name] for name in sorted(relation.symbols)}
+    given = {name: symbol_ranges[name] for name in sorted(relation.symbols)}
     points = _value_combinations(given) if len(given) > 1 else None
     held = [r for r in relations if r.symbols <= given.keys()]
     found = [point for point in points or () if all(r.holds(point) for r in held)]
@@ -305,8 +305,8 @@ def evaluate_number(expr: sympy.Basic, sizes: Mapping[str, int]) -> int | float 
     return made
 
 
-def bounds(expr: Expr, symbols: Symbols) -> Range:
-    """Return the bounds of an expression over the symbols' ranges, and the expression's value at their ``opt``.
+def bounds(expr: Expr, symbol_ranges: Symbols) -> Range:
+    """Return the bounds of an expression over ``symbol_ranges``, and its value where each symbol is its ``opt``.
 
     The bounds are valid for every expression. They are tight if each symbol occurs once, or if the expression is
     monotonic in each symbol (``s0*s1 + s0``), or if there are at most ``MAX_COMBINATIONS`` combinations of sizes.
@@ -314,8 +314,8 @@ def bounds(expr: Expr, symbols: Symbols) -> Range:
     if isinstance(expr, int):
         return Range(expr, expr, expr)
     if expr.is_Symbol:
-        return symbols[expr.name]
-    return _cached_bounds(expr, tuple((s, symbols[s.name]) for s in sorted(expr.free_symbols, key=str)))
+        return symbol_ranges[expr.name]
+    return _cached_bounds(expr, tuple((s, symbol_ranges[s.name]) for s in sorted(expr.free_symbols, key=str)))
 
 
 @lru_cache(maxsize=16384)
@@ -326,7 +326,7 @@ def _cached_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], .
 
 
 def _term_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
-    """Return bounds of a sum that divides by sizes, by adding its terms' bounds; None for any other expression."""
+    """Return bounds of a sum that divides by sizes, as the sum of its terms' bounds; None for other expressions."""
     if not expr.is_Add or not _divisors(expr):
         return None
     symbols = {s.name: r for s, r in ranges}
@@ -364,11 +364,11 @@ def _evaluate_or_none(expr: object, sizes: Mapping[str, int]) -> int | None:
         return None
 
 
-def always_holds(condition: sympy.Basic, symbols: Symbols, relations: Sequence[Relation] = ()) -> bool:
-    """Return whether a condition provably holds for all values of its symbols that meet the relations."""
+def always_holds(condition: sympy.Basic, symbol_ranges: Symbols, relations: Sequence[Relation] = ()) -> bool:
+    """Return whether a condition provably holds for all values of its symbols that meet ``relations``."""
     if condition in (True, sympy.true):
         return True
-    given = [(s, symbols[s.name]) for s in sorted(condition.free_symbols, key=str)]
+    given = [(s, symbol_ranges[s.name]) for s in sorted(condition.free_symbols, key=str)]
     found = bound_sympy(condition, {s: ValueRanges(r.min, r.max) for s, r in given})
     if found.lower in (True, sympy.true):
         return True

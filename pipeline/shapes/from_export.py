@@ -34,7 +34,7 @@ from pipeline.shapes.environment import (
     shape_of,
 )
 from pipeline.shapes.guards import node_values, size_guards
-from pipeline.shapes.linear import inverse_text, solve_for
+from pipeline.shapes.linear import solve_for, symbol_from_size_code
 from pipeline.shapes.operator_conditions import operator_conditions
 
 log = logging.getLogger(__name__)
@@ -79,8 +79,8 @@ def shape_environment(
         str(s): _input_symbol(s, ranges, inputs, sizes, requested.get(str(s))) for s in _input_symbols(ranges, inputs)
     }
     shapes = ShapeEnvironment(FrozenDict(found))
-    sources = {s.name: (place, expr) for place, expr, _ in _size_sources(inputs, sizes) for s in expr.free_symbols}
-    shapes = _apply_conditions(shapes, _conditions(graph, shapes), requested, sources)
+    sources = {s.name: (place, expr) for place, expr, _ in _dynamic_sizes(inputs, sizes) for s in expr.free_symbols}
+    shapes = _apply_conditions(shapes, _input_size_conditions(graph, shapes), requested, sources)
     unbounded = dict[str, int]()
     for node in graph.nodes:
         for symbol in sorted(_new_data_dependent_symbols(node, shapes), key=str):
@@ -93,7 +93,7 @@ def shape_environment(
 
 
 def _traced_ranges(inputs: Mapping[str, object]) -> dict[Any, Any]:
-    """Return the ranges of the inputs' symbols from the trace: only the trace has the ranges of ``mark_dynamic``."""
+    """Return the ranges of the inputs' symbols from the trace, which alone has those of ``mark_dynamic``."""
     sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
     nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
@@ -120,11 +120,11 @@ def _input_symbol(
     requested: Bounds | None,
 ) -> Symbol:
     places, derived, hint = [], [], None
-    for place, expr, size in _size_sources(inputs, sizes):
+    for place, expr, size in _dynamic_sizes(inputs, sizes):
         if expr == symbol:
             places.append(place)
         elif expr.free_symbols == {symbol}:
-            derived += inverse_text(expr, symbol.name, place)
+            derived += symbol_from_size_code(expr, symbol.name, place)
         if hint is None and expr.free_symbols == {symbol}:
             hint = solve_for(expr, symbol.name, size)
     low, high = _stated_bounds(ranges[symbol])
@@ -140,7 +140,7 @@ def _input_symbol(
     return Symbol(_size_range((*places, *derived, str(symbol))[0], low, high, hint), hint, tuple(places or derived))
 
 
-def _size_sources(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -> Iterator[tuple[str, Argument, int]]:
+def _dynamic_sizes(inputs: Mapping[str, object], sizes: Mapping[str, Argument]) -> Iterator[tuple[str, Argument, int]]:
     """Yield each dynamic size of an input by name (``x.shape[0]``), with its expression and the value to tune for."""
     for name, value in inputs.items():
         if isinstance(value, torch.SymInt) and not isinstance(expression(value), int):
@@ -159,15 +159,15 @@ def _stated_bounds(value_range: Any) -> tuple[int | None, int | None]:
     return low, high
 
 
-def _size_range(size: str, low: int | None, high: int | None, hint: int | None) -> Range:
-    """Return the range of a size; without an upper bound, from 1 to 4 times the size in the example."""
+def _size_range(size_name: str, low: int | None, high: int | None, example_size: int | None) -> Range:
+    """Return the range of a size; if ``high`` is None, up to 4 times the size in the example, and at least 16."""
     if high is None:
         low = max(low or 1, 1)
-        high = max(UNBOUNDED_FACTOR * (hint or 4), 16, low)
+        high = max(UNBOUNDED_FACTOR * (example_size or 4), 16, low)
         why = "%s has no upper bound; engines take %d to %d: give a max (Dim or pipeline.Input)"
-        log.warning(why, size, low, high)
+        log.warning(why, size_name, low, high)
     low = max(low or 0, 0)
-    opt = hint if hint is not None else (low + high) // 2
+    opt = example_size if example_size is not None else (low + high) // 2
     return Range(low, min(max(opt, low), high), high)
 
 
@@ -196,13 +196,13 @@ def _apply_conditions(
         own_words = [r.words for r in relations if r.symbols == {name}]
         why = " and ".join(own_words or [r.words for r in relations if name in r.symbols])
         if low == high and name in requested:
-            raise CaptureError(f"{place} can only be {low}: the captured model requires {why}", ONE_SIZE_HINT)
+            raise CaptureError(f"the size {place} can only be {low}: the captured model requires {why}", ONE_SIZE_HINT)
         ends = f"from {low} to {high}, not {wanted[0]} to {wanted[1]}"
         log.warning("%s can only range %s: the captured model requires %s", place, ends, why)
     return left
 
 
-def _conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
+def _input_size_conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
     """Yield the conditions on input sizes under which the program, including all branches and loop bodies, is valid."""
     inner = ((*operator_conditions(each), *_non_negative_conditions(each, shapes)) for each in _all_graphs(graph))
     for condition in (*size_guards(graph), *itertools.chain.from_iterable(inner)):
@@ -219,8 +219,8 @@ def _all_graphs(graph: torch.fx.Graph) -> Iterator[torch.fx.Graph]:
 
 
 def _non_negative_conditions(graph: torch.fx.Graph, shapes: ShapeEnvironment) -> Iterator[object]:
-    """Yield the conditions that sizes are non-negative: ``x[1:]`` has size ``s - 1``, for which torch.export assumes
-    that ``s`` is at least 1."""
+    """Yield the conditions that computed sizes are not negative. torch.export does not record them: ``x[1:]`` has size
+    ``s - 1``, and torch.export assumes that ``s`` is at least 1."""
     compound = {e for v in node_values(graph) if isinstance(v, torch.Tensor) for e in _exprs(v) if not e.is_Symbol}
     for expr in sorted(compound, key=str):
         if {s.name for s in expr.free_symbols} <= set(shapes) and bounds(expr, shapes).min < 0:
@@ -268,7 +268,7 @@ def _data_dependent_symbol(
 
 
 def _max_split_length(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """Return an upper bound of a number that splits use as a length: the largest size of the split dim; else None."""
+    """Return an upper bound of a number that is a length in a ``split``: the split dim's largest size; else None."""
     split = [user for user in node.users if user.target is aten.split_with_sizes.default]
     given = [(argument(user, "self"), argument(user, "dim")) for user in split]
     whole = [shape_of(tensor.meta["val"])[dim] for tensor, dim in given]
@@ -277,8 +277,8 @@ def _max_split_length(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | No
 
 
 def balanced_split_ranges(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[str, Range]:
-    """Return ranges for the pieces of a split with equal ``opt``: the sizes that TensorRT tunes for must add up if the
-    pieces are concatenated again."""
+    """Return ranges whose ``opt`` is equal for all pieces of a split. The sizes that TensorRT tunes for must add up if
+    the pieces are concatenated again."""
     found = dict[str, Range]()
     for node in graph.nodes:
         if node.target is aten.split_with_sizes.default:

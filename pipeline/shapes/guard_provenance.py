@@ -71,12 +71,12 @@ def record_model_conditions(
         answer = evaluate(self, expr, *args, **kwargs)
     except GuardOnDataDependentSymNode as error:
         answer = self._maybe_evaluate_static(expr, size_oblivious=True) if _is_zero_or_one_check(self, expr) else None
-        if answer is None or not _is_evaluated_for_torch():
+        if answer is None or not _torch_evaluates_for_itself():
             if (errors := data_dependent_errors.get()) is not None:
                 errors.append(error)
             raise
         return answer
-    if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and (place := _model_location()):
+    if len(self.guards) == known and isinstance(expr, Boolean) and expr.free_symbols and (place := _model_call_site()):
         places, holds = _model_conditions.setdefault(self, {}), expr if answer else sympy.Not(expr)
         if holds not in places or any(exempt in places[holds] for exempt in (ATTENTION, MASKS)):
             places[holds] = place
@@ -84,14 +84,14 @@ def record_model_conditions(
 
 
 @functools.cache
-def add_framework_files(files: Callable[[], set[str]]) -> set[str]:
-    """Wrap torch's list of files that it skips to find the code behind a condition: add `_FRAMEWORK_FILES`."""
-    return files() | _FRAMEWORK_FILES
+def add_framework_files(torch_files: Callable[[], set[str]]) -> set[str]:
+    """Return the files that torch skips to find the code behind a condition: its own and `_FRAMEWORK_FILES`."""
+    return torch_files() | _FRAMEWORK_FILES
 
 
 def model_conditions(shape_env: object) -> Mapping[sympy.Basic, str]:
-    """Return the model's conditions whose answers torch knew, in order, each with the first code location that needed
-    the answer; `ATTENTION` and `MASKS` count only if no other location needed it."""
+    """Return the conditions that the model evaluated and torch did not record, in order, each with the code location
+    that evaluated it first. `ATTENTION` and `MASKS` are given only if no other location evaluated it."""
     return _model_conditions.get(shape_env, {})
 
 
@@ -102,21 +102,21 @@ def _is_zero_or_one_check(shape_env: Argument, expr: Argument) -> bool:
     return any(side in (0, 1) for side in expr.args)
 
 
-def _model_location() -> str:
-    """Return the file and function in which the model's Python code evaluates a condition; empty for other code."""
-    in_python, place = _evaluating_location()
+def _model_call_site() -> str:
+    """Return the file and function of the model that evaluates the current condition; empty if other code does."""
+    in_python, place = _evaluating_call_site()
     is_torch = place.startswith(f"{TORCH}/") and not place.startswith(_MODEL_CODE)
     return "" if not in_python or is_torch or place.startswith(f"{MODULE_FILE}:") else place
 
 
-def _is_evaluated_for_torch() -> bool:
+def _torch_evaluates_for_itself() -> bool:
     """Return whether torch evaluates a condition for itself, in Python or C++, and not on behalf of a model."""
-    in_python, place = _evaluating_location()
+    in_python, place = _evaluating_call_site()
     is_torch = place.startswith(f"{TORCH}/") if in_python else not place.startswith(f"{_PIPELINE}/")
     return is_torch and not place.startswith(_DYNAMO)
 
 
-def _evaluating_location() -> tuple[bool, str]:
+def _evaluating_call_site() -> tuple[bool, str]:
     """Return whether Python code (not C++) evaluates the current condition, and its file and function as text."""
     frame: FrameType | None = sys._getframe(3)
     in_python = False

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.functions import Mod, PythonMod
 
 from pipeline.aten.types import Argument
-from pipeline.shapes.environment import expression, is_on_host, shape_of
+from pipeline.shapes.environment import expression, is_host_int, shape_of
 from pipeline.shapes.guard_provenance import ATTENTION, MASKS, MODULE_FILE, TORCH, model_conditions
 from pipeline.shapes.operator_conditions import single_query_conditions
 
@@ -36,34 +36,34 @@ def size_guards(graph: torch.fx.Graph) -> Iterator[object]:
     if mode is None or mode.shape_env is None:
         return
     layouts, replace, noted = Layouts(graph), mode.shape_env.replace, model_conditions(mode.shape_env)
-    alone = _checks_only_one_query([*((g.expr, _location(g)) for g in mode.shape_env.guards), *noted.items()])
+    alone = _only_checks_for_one_query([*((g.expr, _guard_origin(g)) for g in mode.shape_env.guards), *noted.items()])
     dropped, kept = set[sympy.Basic](), []
     for guard in mode.shape_env.guards:
         expr = replace(guard.expr)
-        is_moot = guard.size_oblivious or _has_no_effect(guard.expr, _location(guard), alone)
+        is_moot = guard.size_oblivious or _does_not_affect_results(guard.expr, _guard_origin(guard), alone)
         if is_moot or layouts.is_about_layout(guard, expr):
             dropped.add(expr)
         else:
             kept.append((guard, expr))
-    yield from (expr for guard, expr in kept if expr not in dropped or not _location(guard).startswith(MODULE_FILE))
+    yield from (expr for guard, expr in kept if expr not in dropped or not _guard_origin(guard).startswith(MODULE_FILE))
     hidden = {symbol for expr in dropped for symbol in expr.free_symbols}
-    others = (replace(expr) for expr, place in noted.items() if not _has_no_effect(expr, place, alone))
+    others = (replace(expr) for expr, place in noted.items() if not _does_not_affect_results(expr, place, alone))
     yield from (expr for expr in others if expr.free_symbols & hidden)
     if alone:
         yield from single_query_conditions(graph)
 
 
 def count_specialized_numbers(graph: torch.fx.Graph) -> int:
-    """Return how many ints that the model computes from quotients of sizes (``int(h // 14)``) the trace made constant,
-    except quotients of proportional sizes, which are constant."""
+    """Return how many ints that the model computes from quotients of sizes (``int(h // 14)``) became constants in the
+    trace. Quotients of proportional sizes do not count, since they are constant."""
     mode = next((v.fake_mode for v in node_values(graph) if hasattr(v, "fake_mode")), None)
     found = [] if mode is None or (env := mode.shape_env) is None else [env.replace(each.expr) for each in env.guards]
     equal = [e.args for e in found if isinstance(e, sympy.Eq)]
-    return sum((_has_quotient(a) and _is_fixed(b)) or (_has_quotient(b) and _is_fixed(a)) for a, b in equal)
+    return sum((_has_quotient(a) and _is_constant(b)) or (_has_quotient(b) and _is_constant(a)) for a, b in equal)
 
 
-def _is_fixed(expr: sympy.Basic) -> bool:
-    """Return whether an expression is a constant other than 0 and 1, with which torch itself compares every size."""
+def _is_constant(expr: sympy.Basic) -> bool:
+    """Return whether an expression is a constant, but not 0 or 1, with which torch itself compares every size."""
     return bool(expr.is_number) and expr not in (0, 1)
 
 
@@ -72,18 +72,18 @@ def _has_quotient(expr: sympy.Basic) -> bool:
     a contiguous tensor, which are products of ``Max(1, size)``."""
     kinds = {type(part).__name__ for part in sympy.preorder_traversal(expr)}
     asks_for_layout = "Mod" in type(expr).__name__ or "Max" in kinds
-    return not asks_for_layout and ("FloorDiv" in kinds or any(map(is_on_host, sympy.preorder_traversal(expr))))
+    return not asks_for_layout and ("FloorDiv" in kinds or any(map(is_host_int, sympy.preorder_traversal(expr))))
 
 
-def _checks_only_one_query(questions: Iterable[tuple[object, str]]) -> bool:
+def _only_checks_for_one_query(conditions: Iterable[tuple[object, str]]) -> bool:
     """Return whether all conditions that transformers' attention evaluated compare a size with 1 (one query)."""
-    found = [expr for expr, place in questions if ATTENTION in place]
+    found = [expr for expr, place in conditions if ATTENTION in place]
     return bool(found) and all(map(_compares_with_one, found))
 
 
-def _has_no_effect(expr: object, place: str, alone: bool) -> bool:
+def _does_not_affect_results(condition: object, location: str, checks_one_query: bool) -> bool:
     """Return whether a condition was evaluated by transformers code whose results do not depend on it."""
-    return (alone and ATTENTION in place) or (place.endswith(MASKS) and _compares_with_one(expr))
+    return (checks_one_query and ATTENTION in location) or (location.endswith(MASKS) and _compares_with_one(condition))
 
 
 def node_values(graph: torch.fx.Graph) -> Iterator[Argument]:
@@ -92,7 +92,7 @@ def node_values(graph: torch.fx.Graph) -> Iterator[Argument]:
         yield from tree_leaves(node.meta.get("val"))
 
 
-def _location(guard: Argument) -> str:
+def _guard_origin(guard: Argument) -> str:
     """Return the file and function that evaluated a guard, as text; in `MODULE_FILE`, torch asserts earlier guards."""
     found = guard.sloc.framework_loc
     return f"{found.filename}:{found.name}" if hasattr(found, "filename") else ""
@@ -106,8 +106,8 @@ class Layouts:
 
     @cached_property
     def mergeable_gaps(self) -> frozenset[Terms | None]:
-        """The differences between one dim's stride and another's extent, which are 0 if the dims can be merged: of all
-        tensors, since einsum merges any dims. Python's hashes decide which of two equal conditions torch records."""
+        """For each two dims of each tensor, the stride of one minus the extent of the other: 0 if the two can merge.
+        Any two dims count, since einsum merges any. Of two equal conditions torch records an arbitrary one."""
         tensors = (v for v in node_values(self.graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
         layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)
         pairs = (itertools.permutations(zip(*layout, strict=True), 2) for layout in layouts)
@@ -118,7 +118,7 @@ class Layouts:
         """Return whether an operator evaluated a condition that only decides strides: whether a size is 1
         (``operator_conditions`` has the cases in which results depend on that), whether two dims can be merged without
         a copy, or how to lay out the result of a Fourier transform. Conditions of the model itself never count."""
-        place = _location(guard)
+        place = _guard_origin(guard)
         if not place.startswith(_OPERATOR_LOCATIONS):
             return False
         if place.endswith(_FOURIER):

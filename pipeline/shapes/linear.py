@@ -8,9 +8,9 @@ import sympy
 
 
 @lru_cache(maxsize=4096)
-def linear_coefficients(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
+def linear_coefficients(expr: sympy.Basic, symbol_name: str) -> tuple[int, int] | None:
     """Return the slope and offset of an expression that is linear in this symbol and has no other symbol; else None."""
-    if [s.name for s in expr.free_symbols] != [name]:
+    if [s.name for s in expr.free_symbols] != [symbol_name]:
         return None
     (symbol,) = expr.free_symbols
     slope, offset = expr.coeff(symbol, 1), expr.subs(symbol, 0)
@@ -18,20 +18,20 @@ def linear_coefficients(expr: sympy.Basic, name: str) -> tuple[int, int] | None:
     return (int(slope), int(offset)) if line and offset.is_Integer else None
 
 
-def solve_for(expr: object, name: str, value: int) -> int | None:
-    """Return the integer at which a linear expression of a symbol (``4*s + 1``) has this value; None if none does."""
-    line = linear_coefficients(expr, name)
-    if line is None or (value - line[1]) % line[0] != 0:
+def solve_for(expr: object, symbol_name: str, target: int) -> int | None:
+    """Return the integer at which a linear expression of a symbol (``4*s + 1``) is ``target``, or None."""
+    line = linear_coefficients(expr, symbol_name)
+    if line is None or (target - line[1]) % line[0] != 0:
         return None
-    return (value - line[1]) // line[0]
+    return (target - line[1]) // line[0]
 
 
-def inverse_text(expr: object, name: str, size: str) -> list[str]:
-    """Return Python code that computes a symbol from an input's ``size`` that is linear in the symbol (``x.shape[1] //
-    4``); empty if the expression is not linear."""
-    line = linear_coefficients(expr, name)
+def symbol_from_size_code(expr: object, symbol_name: str, size_code: str) -> list[str]:
+    """Return Python code that computes a symbol from a size that is linear in it: ``x.shape[1] // 4`` if ``size_code``
+    is ``x.shape[1]``; empty if the expression is not linear."""
+    line = linear_coefficients(expr, symbol_name)
     if line is None:
         return []
     slope, offset = line
-    whole = f"({size} {'-' if offset > 0 else '+'} {abs(offset)})" if offset else size
+    whole = f"({size_code} {'-' if offset > 0 else '+'} {abs(offset)})" if offset else size_code
     return [f"({whole} // {slope})" if slope != 1 else whole]

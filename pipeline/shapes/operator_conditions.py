@@ -38,7 +38,7 @@ def _assert_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _reshape_conditions(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
-    """Yield that each reshape keeps the number of elements (``view(-1, 4)``); a saved ExportedProgram lacks this."""
+    """Yield the condition that each reshape keeps the number of elements; a saved ExportedProgram does not have it."""
     for node in graph.nodes:
         if op_kind(node.target) is Kind.RESHAPES:
             before, after = (sympy.Mul(*shape_of(n.meta["val"])) for n in (node.args[0], node))
@@ -57,7 +57,7 @@ def _squeeze_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _cross_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield that no dim before the chosen one has size 3, for ``torch.cross`` without ``dim``: it chooses the first."""
+    """Yield, for ``torch.cross`` without ``dim``, that no dim before the one that it chose in the trace has size 3."""
     for node in graph.nodes:
         if node.target is aten.cross.default and argument(node, "dim") is None:
             sizes = shape_of(argument(node, "self").meta["val"])
@@ -67,7 +67,7 @@ def _cross_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _attention_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield that each attention has as many values as keys, which torch.export does not check."""
+    """Yield the condition that each attention has as many values as keys, which torch.export does not check."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default:
             keys, values = (shape_of(argument(node, name).meta["val"])[-2] for name in ("key", "value"))
@@ -76,7 +76,7 @@ def _attention_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _mask_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield that each mask used as an index of a write has the tensor's sizes; torch.export checks only reads."""
+    """Yield the condition that a mask in ``x[mask] = …`` has the sizes of ``x``; torch.export checks only reads."""
     for node in graph.nodes:
         if node.target in WRITES:
             sizes, dim = shape_of(argument(node, "self").meta["val"]), 0
@@ -90,7 +90,7 @@ def _mask_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def single_query_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield that a causal attention with one query has one key: only then it may ignore ``is_causal``."""
+    """Yield the condition that a causal attention with one query has one key: only then it may ignore ``is_causal``."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default and argument(node, "is_causal"):
             queries, keys = (shape_of(argument(node, name).meta["val"])[-2] for name in ("query", "key"))

@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterable, Iterator
 from pipeline.aten.types import Argument
 
 
-def port_text(port: Argument, words: Callable[[object], str] = str, name: str = "") -> str:
+def port_text(port: Argument, size_text: Callable[[object], str] = str, name: str = "") -> str:
     """Return a `Port` as ``x: float32[1..4..8, 3]``; the size of another input is printed as ``x.shape[0]=1..4..8``.
-    ``words`` prints a size, by symbol or as `ShapeEnvironment.words`; ``name`` replaces the port's name."""
+    ``size_text``: prints a size, such as `ShapeEnvironment.words`; ``name``: printed in place of the port's name."""
     name = name or port.name
     if port.kind == "constant":
         return f"{name} = {port.value!r}"
     if port.kind != "tensor":
-        return f"{name}: {port.kind.removeprefix('sym')} = {words(port.value)}"
+        return f"{name}: {port.kind.removeprefix('sym')} = {size_text(port.value)}"
     dims = []
     for at, (size, ends) in enumerate(zip(port.shape, port.ranges, strict=True)):
-        said = words(size)
+        said = size_text(size)
         own = said == f"{name}.shape[{at}]"
         dims.append(said if isinstance(size, int) else str(ends) if own else f"{said}={ends}")
     return f"{name}: {str(port.dtype).removeprefix('torch.')}[{', '.join(dims)}]"
 
 
 def output_lines(
-    outputs: Iterable[Argument], ports: Iterable[Argument], words: Callable[[object], str] = str
+    outputs: Iterable[Argument], ports: Iterable[Argument], size_text: Callable[[object], str] = str
 ) -> Iterator[str]:
     """Yield a line of text for each output that a caller receives: its name, then its dtype and sizes, or its kind."""
     known = {port.name: port for port in ports}
@@ -33,4 +33,4 @@ def output_lines(
         if output.constant:
             yield f"{name} = {output.value!r}"
         else:
-            yield port_text(port, words, name) if port else f"{name}: {output.target or output.value}"
+            yield port_text(port, size_text, name) if port else f"{name}: {output.target or output.value}"

@@ -22,10 +22,10 @@ from pipeline.errors import QuantizationError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.network.handle import NetworkHandle
-from pipeline.network.pairs import find_pairs
+from pipeline.network.pairs import find_quantized_pairs
 from pipeline.program import Built, Converted
 from pipeline.quirks import QUIRKS, has_bug
-from pipeline.quirks.plan_detectors import find_kernel_sources
+from pipeline.quirks.plan_detectors import find_kernel_offsets
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def make_engine(order: BuildOrder, plan: Plan, plan_bytes: bytes | mmap.mmap) ->
         how = "compare with eager PyTorch, and add the operators in the kernel's name to torch_executed_ops"
         log.warning("%s: TensorRT's kernel %s %s, so results may be wrong: %s", order.name, kernel, fault, how)
     required = order.settings.require_fused_quantization
-    if required and (apart := [pair for pair in find_pairs(order.network, plan_bytes) if not pair.fused]):
+    if required and (apart := [pair for pair in find_quantized_pairs(order.network, plan_bytes) if not pair.fused]):
         raise QuantizationError(order.name, apart)
     drop_pages(plan_bytes)
     given = order.name, plan_bytes, plan.library, order.refittable, plan.digest, plan.bindings
@@ -115,7 +115,7 @@ def make_engine(order: BuildOrder, plan: Plan, plan_bytes: bytes | mmap.mmap) ->
 
 def find_faulty_kernels(network: Network, plan: bytes | mmap.mmap) -> list[tuple[str, str]]:
     """Return the kernels of a plan that are known to compute wrong results, each with a description of the bug."""
-    read, dtypes = find_kernel_sources(plan), {tensor.dtype for layer in network.layers for tensor in layer.outputs}
+    read, dtypes = find_kernel_offsets(plan), {tensor.dtype for layer in network.layers for tensor in layer.outputs}
     return [
         (kernel, quirk.finding.format(*result))
         for quirk in QUIRKS

@@ -29,7 +29,7 @@ from pipeline.impl import barriers, base
 from pipeline.impl.result_check import check_tensor
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.description import LayerWeights, Network, Weight, describe, layer_weights
-from pipeline.network.handle import NetworkHandle, name_dimensions, weights_of_tensor
+from pipeline.network.handle import NetworkHandle, name_dimensions, trt_weights_of_tensor
 from pipeline.network.marks import Marks
 from pipeline.network.net import LegacyNetwork, Net
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
@@ -275,7 +275,7 @@ class _Conversion:
         for pointer, weight in known.items():
             tensor = self.ctx.weight_refit_map[weight.name]
             if tensor.data_ptr() == pointer and tensor.numel():
-                self.ctx.net.set_weights_name(weights_of_tensor(tensor, weight), weight.name)
+                self.ctx.net.set_weights_name(trt_weights_of_tensor(tensor, weight), weight.name)
         first, *others = engine_profiles(self.program, self.segment, self.is_shape_tensor) or (None,)
         described = describe(self.ctx.net, name=self.segment.name, weight_name=known.get, profile=first)
         self.network: Network = evolve(described, other_profiles=tuple(p for p in others if p is not None))

@@ -14,7 +14,7 @@ from pipeline.compiled import Compiled
 from pipeline.compose.pipelines import StageLike, as_stage
 from pipeline.compose.stage_signature import AnyStage
 from pipeline.errors import ExecutionError, PipelineError
-from pipeline.records.library_support import check_library, warn_untested
+from pipeline.records.library_support import check_engines_load, warn_if_untested
 from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
 from pipeline.runtime.program_engines import try_loading_engines
 from pipeline.settings import CompilationSettings
@@ -47,9 +47,9 @@ class Load:
     def check_ready(self, settings: CompilationSettings) -> None:
         """Raise an `ExecutionError` before the capture if no engine of this TensorRT version can load on this GPU."""
         for library in ("torch", "tensorrt-rtx"):
-            warn_untested(library)
+            warn_if_untested(library)
         if settings.load_built_engines and has_gpu() and is_for_this_gpu(settings.compute_capabilities):
-            check_library(torch.cuda.get_device_name(), current_capability())
+            check_engines_load(torch.cuda.get_device_name(), current_capability())
 
     def __call__(self, compiled: Compiled) -> Compiled:
         """Return a program whose engines load.

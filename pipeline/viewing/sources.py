@@ -14,7 +14,7 @@ from attrs import evolve
 from pipeline.artifact import codec
 from pipeline.artifact.inspect import inspect
 from pipeline.artifact.json_data import MalformedError
-from pipeline.artifact.load import load_description, report_altered_file
+from pipeline.artifact.load import load_printable_program, raise_as_altered_file
 from pipeline.errors import ArtifactError
 from pipeline.viewing.collect import view_program
 from pipeline.viewing.records import FORMAT, SCHEMA, Change, ProgramView
@@ -89,8 +89,8 @@ def _saved_view(path: Path) -> ProgramView:
     """Return the view of a saved program, with the versions that compiled it and the digest of its weights."""
     manifest = inspect(path).manifest
     versions, weights = manifest.versions, manifest.weights
-    with report_altered_file(str(path)):
-        found = view_program(load_description(path), path.stem)
+    with raise_as_altered_file(str(path)):
+        found = view_program(load_printable_program(path), path.stem)
     flavour, _, number = versions.tensorrt.partition(" ")
     made = (("pipeline", versions.pipeline), ("torch", versions.torch), (flavour, number))
     return evolve(found, versions=made, weights_digest=weights.sha256 or manifest.entries.get(weights.entry, ""))

@@ -78,7 +78,7 @@ BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 def entries_of(data: bytes) -> dict[str, bytes]:
     """The entries of a file by name."""
     reader = ContainerReader(io.BytesIO(data), "file")
-    raw = {name: reader.read_at(entry.data, entry.size) for name, entry in reader.entries.items()}
+    raw = {name: reader.read_at(entry.data_offset, entry.size) for name, entry in reader.entries.items()}
     return {name: reader.read(name, hashlib.sha256(data).hexdigest()) for name, data in raw.items()}
 
 
@@ -88,7 +88,7 @@ def rewritten(entries: dict[str, bytes], manifest: Any) -> bytes:
     with ContainerWriter(file) as writer:
         for name, data in entries.items():
             if name != MANIFEST:
-                writer.add(name, [data], len(data))
+                writer.add_entry(name, [data], len(data))
         if isinstance(manifest, dict) and "entries" in manifest:
             manifest = {**manifest, "entries": sorted(writer.digests.items())}
         writer.finish(json.dumps(manifest).encode())

@@ -201,7 +201,7 @@ def test_other_weights_are_a_miss_where_no_engine_can_be_refitted(monkeypatch: p
     refit = pipeline.default(immutable_weights=False).until("convert")
     one, same, other = (next(iter(engine_requests(refit(Model(product, seed=s).eval(), (X, Y))))) for s in (0, 0, 1))
     fixed = build(pipeline.default().until("convert")(Model(product).eval(), (X, Y))).engines[0]
-    entry = one.entry_for(fixed)
+    entry = one.cache_entry_of(fixed)
     assert one.key == other.key
     assert same.engine_from_entry(entry, bytes(fixed)) is not None
     monkeypatch.setattr(stage, "has_gpu", lambda: False)

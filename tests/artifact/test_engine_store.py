@@ -206,9 +206,9 @@ def test_a_plain_object_is_a_store() -> None:
     assert isinstance(store, pipeline.EngineStore)
     assert isinstance(files, StoreInMemory)
     files.write(KEY, [b"a", memoryview(b"bc")])
-    file, size = files.open_entry(KEY) or (None, 0)
+    file, size = files.open_entry_with_size(KEY) or (None, 0)
     assert file is not None
-    assert (file.read(), size, files.open_entry(OTHER)) == (b"abc", 3, None)
+    assert (file.read(), size, files.open_entry_with_size(OTHER)) == (b"abc", 3, None)
     with pytest.raises(TypeError, match="load"):
         pipeline.cached(object())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="load"):

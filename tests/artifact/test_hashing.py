@@ -62,7 +62,7 @@ def test_threads_read_one_file_at_their_own_places() -> None:
     file = SharedFile(io.BytesIO(data))
     ranges = [(i * PIECE // 2, PIECE + i) for i in range(9)]
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda part: file.digest(*part), ranges))
+        found = list(threads.map(lambda part: file.sha256(*part), ranges))
     assert found == [hashlib.sha256(data[at : at + size]).hexdigest() for at, size in ranges]
     assert file.read_at(len(data) - 3, 100) == data[-3:]
 

@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
     ),
     "an attribute's path": (
         of_graphs(lambda g: g.update(tensors=[["a.__class__", g_tensor()]])),
-        "is not an attribute",
+        "is not the path of an attribute",
     ),
     "a module is called": (of_operator(GELU, lambda r: r.update(op="call_module")), "which torch.fx does not have"),
     "a method is called": (

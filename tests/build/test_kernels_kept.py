@@ -12,7 +12,7 @@ import torch
 import pipeline
 from benchmarks.kernels import CAPABILITY
 from pipeline.impl import base
-from pipeline.quirks.plan_detectors import find_kernel_sources, find_misplaced_registers
+from pipeline.quirks.plan_detectors import find_kernel_offsets, find_misplaced_registers
 from pipeline.trt import CAPABILITIES
 from tests.build.kept import FORMS, RIGHT, Broadcast, dynamic, inputs
 
@@ -27,7 +27,7 @@ def compiled(form: str, dtype: torch.dtype, shapes: Any = None) -> pipeline.Comp
 
 def found(result: pipeline.Compiled) -> tuple[str, ...]:
     plan = bytes(result.engines[0].plan)
-    return find_misplaced_registers(plan, find_kernel_sources(plan))
+    return find_misplaced_registers(plan, find_kernel_offsets(plan))
 
 
 def as_it_is(net: object, x: Any, shape: object) -> Any:

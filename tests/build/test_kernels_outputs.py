@@ -13,7 +13,7 @@ from torch.export import Dim
 
 import pipeline
 from benchmarks.kernels import CAPABILITY
-from pipeline.quirks.plan_detectors import find_kernel_sources, find_unwritten_results
+from pipeline.quirks.plan_detectors import find_kernel_offsets, find_unwritten_results
 from pipeline.trt import CAPABILITIES
 
 pytestmark = pytest.mark.skipif(
@@ -95,7 +95,7 @@ def plan(function: Callable[[Tensor], Any]) -> bytes:
 
 
 def forgotten(plan: bytes) -> tuple[tuple[str, str], ...]:
-    return find_unwritten_results(plan, find_kernel_sources(plan))
+    return find_unwritten_results(plan, find_kernel_offsets(plan))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -12,7 +12,7 @@ from torch.export import Dim
 import pipeline
 from benchmarks.kernels import CAPABILITY
 from pipeline import quirks
-from pipeline.quirks.plan_detectors import find_kernel_sources, find_queries_of_other_batches
+from pipeline.quirks.plan_detectors import find_kernel_offsets, find_queries_of_other_batches
 from pipeline.trt import CAPABILITIES
 from tests.build.attentions import FORMS, Pooled
 
@@ -31,7 +31,7 @@ def plan(form: str, dtype: torch.dtype, batch: int, **options: object) -> bytes:
 
 
 def mixed(plan: bytes) -> tuple[str, ...]:
-    return find_queries_of_other_batches(plan, find_kernel_sources(plan))
+    return find_queries_of_other_batches(plan, find_kernel_offsets(plan))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -16,7 +16,7 @@ import pipeline
 from benchmarks.kernels import CAPABILITY
 from pipeline.build.kernels import kernels
 from pipeline.quirks import is_avoided
-from pipeline.quirks.plan_detectors import find_float16_attention_sums, find_kernel_sources
+from pipeline.quirks.plan_detectors import find_float16_attention_sums, find_kernel_offsets
 from pipeline.trt import CAPABILITIES
 
 pytestmark = pytest.mark.skipif(
@@ -64,7 +64,7 @@ def test_halves_are_summed_in_float32(case: str) -> None:
     made = plan(torch.float16, **CASES[case])
     assert [kernel.role for kernel in kernels(made)].count("attention") == 1
     assert sums(made) == [b"fp32", b"fp32"]
-    assert find_float16_attention_sums(made, find_kernel_sources(made)) == ()
+    assert find_float16_attention_sums(made, find_kernel_offsets(made)) == ()
 
 
 @pytest.mark.skipif(is_avoided("matmul-sums"), reason="its products of halves are spelled in float32 anyway")
@@ -78,7 +78,7 @@ def test_what_would_be_summed_in_halves_is_warned_of(
     with caplog.at_level(logging.WARNING):
         made = plan(torch.float16, **CASES["one row"])
     assert sums(made) == [b"fp32", b"fp16"]
-    [kernel] = find_float16_attention_sums(made, find_kernel_sources(made))
+    [kernel] = find_float16_attention_sums(made, find_kernel_offsets(made))
     assert f"TensorRT's kernel {kernel} sums a masked attention in float16" in caplog.text
 
 
@@ -87,7 +87,7 @@ def test_without_a_mask_halves_may_be_summed_in_halves() -> None:
     compile = pipeline.default(require_full_compilation=True, compute_capabilities=(CAPABILITY,))
     [engine] = compile(Attention().eval(), args=(query, query, query, None)).engines
     made = bytes(engine.plan)
-    assert len(sums(made)) == 2 and find_float16_attention_sums(made, find_kernel_sources(made)) == ()
+    assert len(sums(made)) == 2 and find_float16_attention_sums(made, find_kernel_offsets(made)) == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

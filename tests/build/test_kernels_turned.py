@@ -12,7 +12,7 @@ import pipeline
 from benchmarks.kernels import CAPABILITY, of
 from pipeline import quirks
 from pipeline.quirks import is_avoided
-from pipeline.quirks.plan_detectors import find_copies_of_first_batch, find_kernel_sources
+from pipeline.quirks.plan_detectors import find_copies_of_first_batch, find_kernel_offsets
 from tests.build.attentions import COMPARED, Compared, Mixed, Repeated
 
 pytestmark = pytest.mark.skipif(not is_avoided("transposed-matmuls"), reason="this TensorRT has such kernels right")
@@ -35,7 +35,7 @@ def compared(form: str, dtype: torch.dtype = torch.float32, batch: int = 2) -> p
 
 def copied(result: pipeline.Compiled) -> tuple[str, ...]:
     plan = bytes(result.engines[0].plan)
-    return find_copies_of_first_batch(plan, find_kernel_sources(plan))
+    return find_copies_of_first_batch(plan, find_kernel_offsets(plan))
 
 
 def repeated(dtype: torch.dtype) -> pipeline.Compiled:
@@ -120,7 +120,7 @@ def test_a_batch_that_is_divided_by_rows_is_none(form: str, lost: bool) -> None:
     )
     plan = "\n".join(("__global__ void __myl_MoveReshTran_0x1(__myln_half* __restrict__ __v1)\n{", *lines, "}\n\0"))
     assert (
-        find_copies_of_first_batch(plan.encode(), find_kernel_sources(plan.encode()))
+        find_copies_of_first_batch(plan.encode(), find_kernel_offsets(plan.encode()))
         == ("__myl_MoveReshTran_0x1",) * lost
     )
 
@@ -132,7 +132,7 @@ def test_a_kernel_of_sizes_known_at_run_time_is_read_by_itself() -> None:
     others = "__myln_int32 __v19 = __v17 / 2;\n__myln_int32 __v21 = __v19 / 32;\n__myln_int32 __v22 = __v21 % 2;\n"
     read = "__v24 = ((__myln_float*)__v1)[(0 + (__v22 * 128))];\n}\n"
     plan = (head.format("_com") + tuned + head.format("") + others + read + "\0").encode()
-    assert len(find_kernel_sources(plan)) == 2 and find_copies_of_first_batch(plan, find_kernel_sources(plan)) == ()
+    assert len(find_kernel_offsets(plan)) == 2 and find_copies_of_first_batch(plan, find_kernel_offsets(plan)) == ()
 
 
 @AS_IT_IS

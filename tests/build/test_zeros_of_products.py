@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 import pipeline
 from pipeline import quirks
-from pipeline.quirks.zero_padded_k import padded_values
+from pipeline.quirks.zero_padded_k import values_at_padding
 from pipeline.trt import CAPABILITIES
 
 PLANS = pytest.mark.skipif(CAPABILITIES.flavour != "tensorrt_rtx", reason="plans of another TensorRT hold no sources")
@@ -104,7 +104,7 @@ def test_what_is_computed_of_zeros(of: Callable[[Tensor, Tensor], Tensor], value
 
     graph = pipeline.capture(Made().eval(), (torch.randn(3, 4), torch.randn(3, 4))).graph
     (made,) = graph.output_node().all_input_nodes
-    assert padded_values(made) == values
+    assert values_at_padding(made) == values
 
 
 class Plain(nn.Module):

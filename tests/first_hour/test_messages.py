@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import pipeline
-from pipeline.artifact.tensors import tensor_file_parts
+from pipeline.artifact.tensors import safetensors_parts_and_size
 from pipeline.cli import main
 from pipeline.testing import CheckError, check_converter
 from pipeline.trt import trt
@@ -104,7 +104,7 @@ def test_adapters_are_read_from_a_file_or_folder(compiled: pipeline.Compiled, tm
     pair = {"0.lora_A.weight": torch.ones(2, 8), "0.lora_B.weight": torch.ones(4, 2)}
     (path := tmp_path / "adapter_model.safetensors").touch()
     with path.open("wb") as file:
-        file.writelines(tensor_file_parts(pair)[0])
+        file.writelines(safetensors_parts_and_size(pair)[0])
     same = [compiled.with_lora(each)(X) for each in (pair, path, str(tmp_path))]
     assert torch.equal(same[0], same[1]) and torch.equal(same[0], same[2])
     (tmp_path / "other.bin").write_bytes(b"nothing like that")

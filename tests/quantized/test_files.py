@@ -7,7 +7,7 @@ import torch
 
 import pipeline
 from pipeline.network.description import describe
-from pipeline.network.handle import weights_of_tensor
+from pipeline.network.handle import trt_weights_of_tensor
 from pipeline.network.replay import replay
 from pipeline.trt import Log, trt
 from tests.quantized.models import COMPILE, by_modelopt, by_torchao, rows, two
@@ -63,7 +63,7 @@ def test_networks_are_replayed(kind: str) -> None:
     }
     rows_by_name = {w.name: w for w in network.weights}
     log = Log()
-    made = replay(network, lambda name: weights_of_tensor(values[name], rows_by_name[name]), trt.Builder(log), log)
+    made = replay(network, lambda name: trt_weights_of_tensor(values[name], rows_by_name[name]), trt.Builder(log), log)
     by_pointer = {values[name].data_ptr(): weight for name, weight in rows_by_name.items()}
     assert (
         describe(made, name=network.name, weight_name=by_pointer.get, profile=network.profile).digest == network.digest

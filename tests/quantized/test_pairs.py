@@ -6,7 +6,7 @@ from torch import nn
 
 import pipeline
 from pipeline.network.description import Layer, Network, Tensor
-from pipeline.network.pairs import find_pairs
+from pipeline.network.pairs import find_quantized_pairs
 from pipeline.trt import CAPABILITIES
 
 builds = pytest.mark.skipif(not CAPABILITIES.quantization, reason="TensorRT-RTX builds quantized networks from 1.6 on")
@@ -54,14 +54,14 @@ def plan(program: bytes) -> bytes:
     ],
 )
 def test_what_became_of_a_weight_and_an_activation(program: bytes, fused: list[bool], words: str) -> None:
-    found = find_pairs(NETWORK, plan(program))
+    found = find_quantized_pairs(NETWORK, plan(program))
     assert [(pair.layer, pair.of) for pair in found] == [("weight", "weight"), ("back", "activation")]
     assert [pair.fused for pair in found] == fused
     assert words in found[0].why
 
 
 def test_a_plan_without_words_tells_nothing() -> None:
-    assert [pair.fused for pair in find_pairs(NETWORK, b"weights")] == [None, None]
+    assert [pair.fused for pair in find_quantized_pairs(NETWORK, b"weights")] == [None, None]
 
 
 class Layers(nn.Module):

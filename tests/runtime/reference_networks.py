@@ -7,7 +7,7 @@ import torch
 
 from pipeline.network.description import Network, Weight, describe
 from pipeline.network.replay import replay
-from pipeline.network.validity import first_error
+from pipeline.network.validity import first_network_error
 from pipeline.runtime.reference import run
 from pipeline.trt import Log, as_weights, dtype_name, new_network, to_torch, to_trt, trt
 
@@ -59,7 +59,7 @@ class Net:
     def described(self) -> Network:
         network = describe(self.net, name="test", weight_name=self.weight_name)
         assert LOG.errors_since(self.mark) == (), "describing a network must ask TensorRT nothing it refuses"
-        assert not first_error(network), "what TensorRT takes is a network"
+        assert not first_network_error(network), "what TensorRT takes is a network"
         assert str(self.replayed(network)) == str(network), "a description must leave nothing out"
         self.mark = LOG.position()
         return network

@@ -14,7 +14,7 @@ from attrs import evolve
 
 import pipeline
 from pipeline import ExecutionError
-from pipeline.artifact.load import load_silently
+from pipeline.artifact.load import load_without_warning
 from pipeline.compiled import Compiled
 from pipeline.network.engine import Engine
 from pipeline.records.kernels import Kernels
@@ -182,18 +182,18 @@ def test_a_file_has_the_kernels_of_the_machine_that_wrote_it(fake_gpu: FakeGpu, 
     compile, path = pipeline.default(runtime_cache=tmp_path).replace("build", noted), tmp_path / "p.trtp"
     made = compile(torch.nn.Tanh().eval(), (X,))
     made.save(path)
-    assert not load_silently(path, ()).kernels
+    assert not load_without_warning(path, ()).kernels
     (tmp_path / "key.kernels").write_bytes(b"own" + hashlib.sha256(b"own").digest())
     made.save(path)
-    again = load_silently(path, ())
+    again = load_without_warning(path, ())
     assert again.kernels == Kernels("this GPU", b"own")
     again.save(tmp_path / "q.trtp")
-    assert load_silently(tmp_path / "q.trtp", ()).kernels == again.kernels
+    assert load_without_warning(tmp_path / "q.trtp", ()).kernels == again.kernels
     data = path.read_bytes()
     at = data.index(b"own")
     path.write_bytes(data[:at] + b"not" + data[at + 3 :])
     with pytest.raises(pipeline.ArtifactError, match="kernels"):
-        load_silently(path, ())
+        load_without_warning(path, ())
 
 
 def test_nothing_is_said_of_engines_for_other_gpus_or_without_memory(fake_gpu: FakeGpu) -> None:

@@ -13,7 +13,7 @@ from attrs import evolve
 
 import pipeline
 from pipeline.records import library_support
-from pipeline.records.library_support import TESTED, warn_untested
+from pipeline.records.library_support import TESTED, warn_if_untested
 from pipeline.stages import load
 
 ROOT = Path(__file__).parents[2]
@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _again() -> Iterator[None]:
     """Warn again in each test."""
-    warn_untested.cache_clear()
+    warn_if_untested.cache_clear()
     yield
-    warn_untested.cache_clear()
+    warn_if_untested.cache_clear()
 
 
 @pytest.mark.parametrize("library", TESTED)
@@ -43,7 +43,7 @@ def test_the_installed_release_is_in_the_range_of_its_page(library: str) -> None
 
 def test_requirements_are_those_of_the_table() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert {TESTED[name].requirement(name) for name in ("tensorrt-rtx", "torch")} <= {*project["dependencies"]}
+    assert {TESTED[name].pip_requirement(name) for name in ("tensorrt-rtx", "torch")} <= {*project["dependencies"]}
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_a_user_is_warned_once(release: str, inside: bool, monkeypatch: pytest.M
     monkeypatch.setattr(library_support, "version", lambda library: release)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        warn_untested("transformers")
-        warn_untested("transformers")
+        warn_if_untested("transformers")
+        warn_if_untested("transformers")
     message = (
-        f"transformers {release} is installed; 5.17 to 5.23 are tested (docs/language-models.md): "
+        f"transformers {release} is installed, but only 5.17 to 5.23 are tested (docs/language-models.md): "
         'compare results (verify=True), or pip install "transformers>=5.17,<5.24"'
     )
     assert [str(each.message) for each in found] == [message] * (not inside)
@@ -80,4 +80,4 @@ def test_a_library_that_is_missing_is_no_other_release(monkeypatch: pytest.Monke
     monkeypatch.setattr(library_support, "version", missing)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_untested("torchao")
+        warn_if_untested("torchao")

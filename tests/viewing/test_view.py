@@ -11,7 +11,7 @@ from attrs import evolve
 import pipeline
 from pipeline.aten.naming import node_name
 from pipeline.errors import ArtifactError
-from pipeline.network.pairs import find_pairs
+from pipeline.network.pairs import find_quantized_pairs
 from pipeline.trt import CAPABILITIES
 from pipeline.viewing.collect import view_program
 from pipeline.viewing.page import write_page
@@ -137,7 +137,7 @@ def test_quantizing_nodes_say_what_the_report_says() -> None:
     """Nodes of weights, and both of an activation; a weight that the engine holds in floats is not fused."""
     network = quantized_pairs.NETWORK
     for program, fused in ((quantized_pairs.BOTH, True), (quantized_pairs.BUILT, False)):
-        rows = find_pairs(network, quantized_pairs.plan(program))
+        rows = find_quantized_pairs(network, quantized_pairs.plan(program))
         found = fusion_texts([network], rows)
         assert {name for _, name in found} == {"weight", "rounded", "back"}
         assert found["engine", "back"] == found["engine", "rounded"]
@@ -146,7 +146,9 @@ def test_quantizing_nodes_say_what_the_report_says() -> None:
             assert said.startswith("fused" if fused else "not fused")
             assert pair.why in said
             assert f"{pair.type} {pair.of}" in said
-    assert fusion_texts([network], find_pairs(network, b"weights"))["engine", "weight"].startswith("not known")
+    assert fusion_texts([network], find_quantized_pairs(network, b"weights"))["engine", "weight"].startswith(
+        "not known"
+    )
 
 
 @pytest.mark.skipif(not CAPABILITIES.quantization, reason="TensorRT-RTX builds quantized networks from 1.6 on")

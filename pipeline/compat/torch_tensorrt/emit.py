@@ -78,7 +78,7 @@ def _convert_nodes(
     """Convert each node of a program to layers; return the nodes' values in the network, by node name."""
     program, env, around = validated.program, dict(inputs), (ctx.node, ctx.marks)
     marks = find_marks([node for node in program.graph.nodes if node.op == "call_function"], ctx.ranges)
-    ctx.marks = Marks([*ctx.marks.of_segment(), *marks])
+    ctx.marks = Marks([*ctx.marks.of_whole_segment(), *marks])
     try:
         for node in program.graph.nodes:
             if node.op == "placeholder" and node.name not in env:

@@ -40,7 +40,7 @@ from pipeline.compat.transformers.sizes import Along, Example, Sizes, up_to
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import CaptureError
-from pipeline.records.library_support import warn_untested
+from pipeline.records.library_support import warn_if_untested
 from pipeline.records.wording import kind_of
 from pipeline.settings import CompilationSettings
 from pipeline.stages import outside
@@ -130,7 +130,7 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any],
     if not isinstance(model, GenerationMixin):
         why = f"model is {kind_of(model)}: expected a language model of transformers"
         raise TypeError(f"{why} with the method generate, such as AutoModelForCausalLM.from_pretrained returns")
-    warn_untested("transformers")
+    warn_if_untested("transformers")
     own = set(signature(compile_for_generation).parameters) - {"settings"}
     for name in settings.keys() - {each.name for each in fields(CompilationSettings)}:
         for like in get_close_matches(name, own, 1):
