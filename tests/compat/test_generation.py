@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.compat.transformers.caches import CachedTensor, cached_tensors
+from pipeline.compat.transformers.caches import CachedTensor, find_cached_tensors
 from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.impl.attention import MANY_KEYS
@@ -371,7 +371,7 @@ def test_distributions_check_as_before_where_the_model_tells_its_cache(monkeypat
     model = LlamaForCausalLM(LlamaConfig(vocab_size=99, attn_implementation="flex_attention", **sizes)).eval()
     TorchPatcher.patch.cache_clear()
     monkeypatch.setattr(Distribution, "_validate_args", True)
-    found = cached_tensors(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
+    found = find_cached_tensors(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
     assert found == [dict.fromkeys(("key", "value"), CachedTensor((1, 2, 1, 16), torch.float32, 2))]
     assert Distribution._validate_args
 

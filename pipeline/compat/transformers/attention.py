@@ -119,11 +119,11 @@ class Windows(NamedTuple):
     back: torch.Tensor
 
     @classmethod
-    def from_ends(cls, ends: torch.Tensor, size: int) -> Windows:
+    def from_ends(cls, window_ends: torch.Tensor, padded_size: int) -> Windows:
         """Group positions into windows, given the cumulative ends of the windows [windows + 1], the first of which is
-        0. Each window is padded to ``size`` positions, or to the largest window if that is larger."""
-        starts, lengths = ends[:-1].long(), ends.long().diff()
-        within = torch.arange(max(size, int(lengths.max())), device=ends.device)
+        0. Each window is padded to ``padded_size`` positions, or to the largest window if that is larger."""
+        starts, lengths = window_ends[:-1].long(), window_ends.long().diff()
+        within = torch.arange(max(padded_size, int(lengths.max())), device=window_ends.device)
         real = within < lengths[:, None]
         return cls(torch.where(real, starts[:, None] + within, 0), real, real.flatten().nonzero()[:, 0])
 
@@ -157,7 +157,7 @@ last rows."""
 
 
 @contextmanager
-def last_rows(step: torch.nn.Module) -> Iterator[None]:
+def compute_only_last_row(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which layers that share keys and values compute only the last row if only its logits are
     requested. transformers' own code for this branches on the number of tokens, unlike the replacement."""
     with ExitStack() as stack:
@@ -203,7 +203,7 @@ def _keep_last_rows(
 
 
 @contextmanager
-def one_form() -> Iterator[None]:
+def use_branch_free_functions() -> Iterator[None]:
     """Return a context in which a model is captured as one graph for any number of tokens: transformers' ``sdpa`` is
     `masked_attention`, and its ``eager`` experts, a loop of data-dependent length, are grouped matmuls
     (`grouped_mm_experts_forward`). The context is not thread-safe."""
@@ -217,10 +217,10 @@ def one_form() -> Iterator[None]:
 
 
 @contextmanager
-def without_loops(step: torch.nn.Module) -> Iterator[None]:
+def run_experts_without_loops(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which each expert of Switch Transformers computes all rows, and a mask selects the rows that
     are routed to it. transformers loops over experts, a loop of data-dependent length; for other mixtures of experts it
-    has grouped matmuls (`one_form`)."""
+    has grouped matmuls (`use_branch_free_functions`)."""
     with ExitStack() as stack:
         for each in step.modules():
             if type(each).__name__ == "SwitchTransformersExperts":

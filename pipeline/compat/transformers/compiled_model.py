@@ -19,12 +19,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutpu
 from pipeline.artifact.load import FOLDER
 from pipeline.artifact.save import save
 from pipeline.compat.transformers.caches import (
-    Filled,
-    FilledCross,
-    Latest,
+    FilledCache,
+    FilledCrossCache,
+    LatestCache,
     Pretrained,
-    cache_name,
-    goes_back,
+    cache_argument,
+    can_remove_tokens,
     has_tokens,
 )
 from pipeline.compat.transformers.encoder_parts import Kind, put
@@ -40,8 +40,8 @@ from pipeline.compat.transformers.multimodal import (
     positions_of,
     tokens_of,
 )
-from pipeline.compat.transformers.sampling import can_decode, decode_tokens
-from pipeline.compat.transformers.sizes import Limits
+from pipeline.compat.transformers.sampling import can_decode_without_waiting, decode_without_waiting
+from pipeline.compat.transformers.sizes import DecoderLimits
 from pipeline.compiled import Compiled, CompiledModule, StrPath
 from pipeline.errors import ArtifactError, ExecutionError
 from pipeline.frozen import FrozenDict
@@ -82,7 +82,7 @@ def shell(
     made.__class__ = type(f"Compiled{type(model).__name__}", (CompiledGeneration, type(model)), own)
     made.generation_config = copy.deepcopy(model.generation_config)
     made.generation_config.cache_implementation = None  # Gemma 2's checkpoints ask for one
-    made.__dict__.update(_place=model.device, _float=model.dtype, _cache_name=cache_name(model))
+    made.__dict__.update(_place=model.device, _float=model.dtype, _cache_name=cache_argument(model))
     made.__dict__.update(_sight=sight, _embedded=embedded)
     return made.eval()  # type: ignore[no-any-return]
 
@@ -101,18 +101,18 @@ class CompiledGeneration:
 
     compiled: Mapping[str, Compiled]
     runners: Mapping[str, CompiledModule]
-    limits: Limits
+    limits: DecoderLimits
     agreement: Agreement | None = None
     config: Any
     generation_config: Any
 
     def over(
-        self, compiled: Mapping[str, Compiled], runners: Mapping[str, CompiledModule], limits: Limits
+        self, compiled: Mapping[str, Compiled], runners: Mapping[str, CompiledModule], limits: DecoderLimits
     ) -> CompiledGeneration:
         """Set the compiled programs, the modules that run them, and the limits; return the same object."""
         place = runners["decoder"].device
         self.__dict__.update(compiled=FrozenDict(compiled), runners=FrozenDict(runners), limits=limits, _place=place)
-        self.__dict__.update(_latest=Latest(), _starts=torch.arange(limits.max_cache_len, device=place))
+        self.__dict__.update(_latest=LatestCache(), _starts=torch.arange(limits.max_cache_len, device=place))
         return self
 
     @property
@@ -219,10 +219,10 @@ class CompiledGeneration:
         streamer: Any = None,
         **inputs: Any,
     ) -> Any:
-        """Generate tokens greedily or by sampling, without waiting for each token (`decode_tokens`)."""
+        """Generate tokens greedily or by sampling, without waiting for each token (`decode_without_waiting`)."""
         given = logits_processor, stopping_criteria, generation_config
-        if not synced_gpus and can_decode(self, generation_config, stopping_criteria, inputs):
-            return decode_tokens(self, input_ids, *given, streamer, inputs)
+        if not synced_gpus and can_decode_without_waiting(self, generation_config, stopping_criteria, inputs):
+            return decode_without_waiting(self, input_ids, *given, streamer, inputs)
         return super()._sample(input_ids, *given, synced_gpus=synced_gpus, streamer=streamer, **inputs)  # type: ignore[misc]
 
     def _get_candidate_generator(self, *args: object, **kwargs: object) -> Pretrained:
@@ -274,7 +274,7 @@ class CompiledGeneration:
         if crossed:
             if encoder_outputs is None:
                 raise ExecutionError("encoder_outputs is missing", "pass the result of get_encoder(), or call generate")
-            cross = filled.heard(encoder_outputs.get("cross"), tokens.shape[0])
+            cross = filled.repeat_cross_attention(encoder_outputs.get("cross"), tokens.shape[0])
             encoded = cross[0].shape[0], cross[0].shape[2]
             beside["encoder_mask"] = mask_of(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
             beside["cross"] = cross
@@ -313,15 +313,15 @@ def _tokens(model: CompiledGeneration, tokens: torch.Tensor | None, given: Input
     return tokens
 
 
-def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
-    """Return the `Filled` cache that was passed; if None or an empty cache (which transformers creates first) was
-    passed, return a new `Filled`."""
-    if isinstance(given, Filled):
+def _filled(model: CompiledGeneration, given: Cache | None) -> FilledCache:
+    """Return the `FilledCache` cache that was passed; if None or an empty cache (which transformers creates first) was
+    passed, return a new `FilledCache`."""
+    if isinstance(given, FilledCache):
         return given
     if given is not None and has_tokens(given):
         why = f"past_key_values is {kind_of(given)} with tokens, and a compiled model uses only its own cache"
         raise ExecutionError(why, "pass the past_key_values that an earlier call of this model returned, or None")
-    kind = FilledCross if "encoder" in model.runners else Filled
+    kind = FilledCrossCache if "encoder" in model.runners else FilledCache
     return kind(model.limits.max_cache_len, model.runners["decoder"], model.__dict__["_latest"])
 
 
@@ -333,7 +333,7 @@ def _check_assisted(model: CompiledGeneration, assistant: object) -> None:
         if hasattr(assistant, "generate_with_fallback"):
             raise ValueError("a compiled Whisper cannot be the assistant_model: pass the uncompiled Whisper model")
     for each in (model, assistant):
-        if isinstance(each, CompiledGeneration) and not goes_back(each.runners["decoder"]):
+        if isinstance(each, CompiledGeneration) and not can_remove_tokens(each.runners["decoder"]):
             name = type(each).__name__.removeprefix("Compiled")
             raise ValueError(f"{name} has recurrent states, which assisted decoding cannot revert: generate without it")
 
@@ -343,7 +343,7 @@ def _steps(
     tokens: torch.Tensor,
     mask: torch.Tensor | None,
     places: torch.Tensor | None,
-    filled: Filled,
+    filled: FilledCache,
     wanted: int,
     prompt: Prompt | None,
 ) -> Iterator[Inputs]:
@@ -353,11 +353,11 @@ def _steps(
     rows, length = tokens.shape
     sight: Sight | None = model.__dict__["_sight"]
     shape, dtype = positions_of(sight)
-    limits.check(rows, filled.length + length)
-    filled.take_turn()
+    limits.check_call(rows, filled.length + length)
+    filled.claim_buffers()
     if filled.mask is None:
         filled.mask = torch.zeros(rows, limits.max_cache_len, dtype=torch.bool, device=model.device)
-    calls = limits.calls(length, wanted)
+    calls = limits.split_tokens(length, wanted)
     sizes = [size for size, _ in calls]
     positions = repeat(None) if places is None else places.split(sizes, -1)
     ends = [filled.length + end for end in accumulate(sizes, initial=0)]

@@ -16,7 +16,7 @@ from transformers import GenerationMixin
 import pipeline.defaults
 from pipeline.capture.capture import capture
 from pipeline.compat.transformers import verified_logits
-from pipeline.compat.transformers.attention import last_rows, one_form, without_loops
+from pipeline.compat.transformers.attention import compute_only_last_row, use_branch_free_functions, run_experts_without_loops
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import CompiledGeneration, shell
 from pipeline.compat.transformers.decoder_input_hook import embeds_ids_itself
@@ -28,15 +28,15 @@ from pipeline.compat.transformers.part_families import FAMILIES
 from pipeline.compat.transformers.programs import (
     CrossDecoder,
     Decoder,
-    Encoded,
+    EncoderOutput,
     Encoder,
-    SeeingDecoder,
+    MultimodalDecoder,
     is_like_whisper,
-    layers_of,
-    sound_sizes,
+    layer_path_pattern,
+    audio_input_sizes,
 )
-from pipeline.compat.transformers.recurrences import over_states
-from pipeline.compat.transformers.sizes import Along, Example, Sizes, up_to
+from pipeline.compat.transformers.recurrences import replace_recurrences
+from pipeline.compat.transformers.sizes import DimSizes, EncoderExample, GenerationSizes, dim_up_to
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import CaptureError
@@ -61,12 +61,12 @@ def compile_for_generation(
     max_prompt_len: int | None = None,
     max_draft_len: int = 0,
     max_encoder_len: int | None = None,
-    encoder_example: Example = None,
+    encoder_example: EncoderExample = None,
     prompt_lens: Sequence[int] = (),
     compile: Stages | None = None,
     executor: Executor | None = None,
     shared_weights: bool = True,
-    verify: bool | verified_logits.Failing = False,
+    verify: bool | verified_logits.OnWrongLogits = False,
     **settings: Any,
 ) -> Pretrained:
     """Compile a language model of transformers, and return an object with transformers' own ``generate``.
@@ -96,17 +96,17 @@ def compile_for_generation(
         ValueError: a size is out of range, an argument does not apply to the model, or ``encoder_example`` is missing.
     """
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
-    sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
+    sizes = GenerationSizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
     compile = _compile(model, compile, settings, verify)
     step = _with_shared_weights(compile) if shared_weights else compile
     made = _over_programs(model.eval(), compile, step, sizes, encoder_example, executor)
     if verify:
-        verified_logits.verify(model, made, sizes, encoder_example, "warn" if verify == "warn" else "raise")
+        verified_logits.verify_logits(model, made, sizes, encoder_example, "warn" if verify == "warn" else "raise")
     return made
 
 
 def _over_programs(
-    model: Pretrained, compile: Stages, step: Stages, sizes: Sizes, example: Example, executor: Executor | None
+    model: Pretrained, compile: Stages, step: Stages, sizes: GenerationSizes, example: EncoderExample, executor: Executor | None
 ) -> Pretrained:
     """Compile decoder and encoder (by ``step``), image and audio encoders; return a model that runs the programs."""
     seen, heard, calls = _samples(model, example)
@@ -135,7 +135,7 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any],
     for name in settings.keys() - {each.name for each in fields(CompilationSettings)}:
         for like in get_close_matches(name, own, 1):
             raise TypeError(f"compile_for_generation has no argument {name!r}: did you mean {like}?")
-    if verify not in (True, False, *get_args(verified_logits.Failing)):
+    if verify not in (True, False, *get_args(verified_logits.OnWrongLogits)):
         raise ValueError(f"verify is {verify!r}: expected True, False, 'raise' or 'warn'")
     if compile is not None and not isinstance(compile, Pipeline):
         due = "expected a pipeline, such as pipeline.default(); pass settings by name"
@@ -161,7 +161,7 @@ def _towers(
 
     def compile_tower(kind: Kind) -> Compiled:
         shared = counts[kind.path] > 1 or not kind.calls
-        stages = _cut(step, layers_of(kind.module, kind.tower)) if shared else compile
+        stages = _cut(step, layer_path_pattern(kind.module, kind.tower)) if shared else compile
         found = stages(capture(kind.module, **kind.inputs, settings=compile.settings))
         assert isinstance(found, Compiled)
         return found
@@ -170,7 +170,7 @@ def _towers(
     return {name: each for name, (_, each) in rows.items()}, {name: each for name, (each, _) in rows.items()}
 
 
-def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], Embedded | None, list[TowerCall]]:
+def _samples(model: Pretrained, example: EncoderExample) -> tuple[tuple[Sample, ...], Embedded | None, list[TowerCall]]:
     """Run the model on example prompts; return the decoder's recorded samples, or the encoder's inputs, and the calls
     of image and audio encoders. Raise an error for a model whose ``generate`` calls ``generate`` of a submodule."""
     able = [(name, each) for name, each in model.named_children() if hasattr(each, "generate")]
@@ -209,15 +209,15 @@ def _cut(compile: Stages, between: str) -> Stages:
     return compile if few else compile.replace("partition", in_pieces(between=between))
 
 
-def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample]) -> dict[str, Compiled]:
+def _decoder(model: Pretrained, compile: Stages, sizes: GenerationSizes, samples: Sequence[Sample]) -> dict[str, Compiled]:
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    kind = SeeingDecoder if samples else Decoder
+    kind = MultimodalDecoder if samples else Decoder
     step = kind(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()
     sight = sight_of(samples)
-    if isinstance(step, SeeingDecoder) and sight is not None:
+    if isinstance(step, MultimodalDecoder) and sight is not None:
         step.kinds, step.apart = sight.ahead, bool(sight.by_layer) or embeds_ids_itself(model)
     for sample in samples:
-        with over_states(step):
+        with replace_recurrences(step):
             check(step, sample, sizes.cache)
     kwargs, dims = _step_inputs(model, sizes, sight)
     return {"decoder": _compiled(compile, step, kwargs, dims, model)}
@@ -227,15 +227,15 @@ def _compiled(
     compile: Stages, step: torch.nn.Module, kwargs: Dims, dims: list[Dims], part: torch.nn.Module
 ) -> Compiled:
     """Capture and compile a decoder step or an encoder, with engines cut at the layers of ``part``."""
-    compile = _cut(compile, layers_of(step, part))
-    with one_form(), last_rows(step), over_states(step), without_loops(step):
+    compile = _cut(compile, layer_path_pattern(step, part))
+    with use_branch_free_functions(), compute_only_last_row(step), replace_recurrences(step), run_experts_without_loops(step):
         program = capture(step, (), kwargs, settings=compile.settings, profiles=dims)
     made = compile(program)
     assert isinstance(made, Compiled)
     return made
 
 
-def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) -> tuple[Dims, list[Dims]]:
+def _step_inputs(model: Pretrained, sizes: GenerationSizes, sight: Sight | None = None) -> tuple[Dims, list[Dims]]:
     """Return example inputs of a decoder step, and the dynamic shapes of these inputs in each profile."""
     batch, length = min(2, sizes.batch), min(2, sizes.prompt)
     place = {"dtype": torch.int64, "device": model.device}
@@ -250,38 +250,38 @@ def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) ->
         **prompt,
     }
     dims: list[Dims] = []
-    for rows, tokens, wanted in sizes.steps():
-        each: Along = {**rows, 1: tokens}
+    for rows, tokens, wanted in sizes.decoder_profiles():
+        each: DimSizes = {**rows, 1: tokens}
         own: Dims = {"input_ids": each, "attention_mask": rows, "position_ids": _after(len(positions), each)}
         beside = {name: _after(1, each) if name == "added" else each for name in prompt}
         dims.append({**own, "start": None, **({"wanted": {0: wanted}} if sizes.draft else {}), **beside})
     return kwargs, dims
 
 
-def _after(count: int, along: Along) -> Along:
+def _after(count: int, along: DimSizes) -> DimSizes:
     """Return the sizes with each dim's index increased by ``count``."""
     return {dim + count: size for dim, size in along.items()}
 
 
 def _encoder_decoder(
-    model: Pretrained, compile: Stages, sizes: Sizes, example: torch.Tensor | Embedded | None
+    model: Pretrained, compile: Stages, sizes: GenerationSizes, example: torch.Tensor | Embedded | None
 ) -> dict[str, Compiled]:
     """Compile the encoder (with the keys and values of cross attention) and the decoder step; return both programs."""
     if sizes.fixed:
         raise ValueError("prompt_lens is for decoder-only models, and this model has an encoder: leave it out")
     parts = model.get_encoder(), model.get_decoder()
     encoder = Encoder(model, isinstance(example, Embedded)).eval()
-    rows, texts = sizes.rows, encoder.texts
+    rows, texts = sizes.row_dim, encoder.texts
     inputs = _encoder_inputs(model, min(2, sizes.batch), min(3, sizes.encoded) if texts else None, example)
-    lengths = {1: up_to("encoded", sizes.encoded)} if texts and sizes.encoded > 1 else {}
+    lengths = {1: dim_up_to("encoded", sizes.encoded)} if texts and sizes.encoded > 1 else {}
     mask = torch.ones(inputs.shape[:2], dtype=torch.int64, device=model.device) if encoder.masked else None
-    along: Along = {**rows, **lengths}
+    along: DimSizes = {**rows, **lengths}
     dims = {"inputs": along, "attention_mask": along if encoder.masked else None}
     first = _compiled(compile, encoder, {"inputs": inputs, "attention_mask": mask}, [dims], parts[0])
     with torch.no_grad():
         hidden, *cross = encoder(inputs, mask)
     ids = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=model.device)
-    first_step = {"encoder_outputs": Encoded(last_hidden_state=hidden), "decoder_input_ids": ids}
+    first_step = {"encoder_outputs": EncoderOutput(last_hidden_state=hidden), "decoder_input_ids": ids}
     step = CrossDecoder(model, sizes.batch, sizes.cache, first_step).eval()
     kwargs, own = _step_inputs(model, sizes)
     kwargs |= {"encoder_mask": mask, "cross": tuple(cross)}
@@ -308,4 +308,4 @@ def _encoder_inputs(
     if not is_like_whisper(encoder):
         takes = f"the encoder of {type(model).__name__} takes {encoder.main_input_name}, of unknown sizes"
         raise ValueError(f"{takes}: pass an example tensor as encoder_example")
-    return torch.zeros(batch, *sound_sizes(model), dtype=model.dtype, device=model.device)
+    return torch.zeros(batch, *audio_input_sizes(model), dtype=model.dtype, device=model.device)

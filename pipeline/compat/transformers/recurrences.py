@@ -32,7 +32,7 @@ WithStates: Final = getattr(cache_utils, "LinearAttentionCacheLayerMixin", type(
 """transformers' base class of cache layers with recurrent states; an empty class before 5.8, which has none."""
 
 
-class States(WithStates):  # type: ignore[misc, valid-type]
+class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
     """The recurrent states of one layer, by name, which the replacement functions read and write: ``conv_0`` [rows,
     channels, width - 1], the last inputs of a convolution, and ``recurrent_0``, of any shape, in float32. States are
     zero at the start of a sequence.
@@ -111,7 +111,7 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         )
 
 
-_current: ContextVar[States | None] = ContextVar("states", default=None)
+_current: ContextVar[RecurrentStates | None] = ContextVar("states", default=None)
 
 
 def causal_convolution(
@@ -151,7 +151,7 @@ def replace_if_states(compute: Function) -> Function:
 
 @replace_if_states
 def delta_rule(
-    states: States,
+    states: RecurrentStates,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -175,7 +175,7 @@ def delta_rule(
 
 @replace_if_states
 def mamba2(
-    states: States,
+    states: RecurrentStates,
     hidden_states: Tensor,
     dt: Tensor,
     a: Tensor,
@@ -202,7 +202,7 @@ def mamba2(
 
 @replace_if_states
 def mamba(
-    states: States,
+    states: RecurrentStates,
     hidden_states: Tensor,
     dt: Tensor,
     a: Tensor,
@@ -225,7 +225,7 @@ def mamba(
     return (output, states.own[name]) if kwargs.get("return_last_state") else output
 
 
-def omit_mask(
+def omit_recurrent_mask(
     original: Function,
     config: object,
     inputs_embeds: Tensor,
@@ -233,16 +233,16 @@ def omit_mask(
     past_key_values: object = None,
     **kwargs: object,
 ) -> Tensor | None:
-    """Replace ``create_recurrent_attention_mask``: return None if the cache has our `States`, which handle padding. A
+    """Replace ``create_recurrent_attention_mask``: return None if the cache has our `RecurrentStates`, which handle padding. A
     mask would be multiplied with the input of the model's first matmul, which would get a slow kernel."""
-    if any(isinstance(each, States) for each in getattr(past_key_values, "layers", ())):
+    if any(isinstance(each, RecurrentStates) for each in getattr(past_key_values, "layers", ())):
         return None
     return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]
 
 
-def _step_size(dt: Tensor, bias: Tensor | None, soft: bool) -> Tensor:
+def _step_size(dt: Tensor, bias: Tensor | None, use_softplus: bool) -> Tensor:
     dt = dt if bias is None else dt + bias.to(dt.dtype)
-    return softplus(dt) if soft else dt
+    return softplus(dt) if use_softplus else dt
 
 
 REPLACEMENTS: Final[Mapping[str, Function]] = {
@@ -251,7 +251,7 @@ REPLACEMENTS: Final[Mapping[str, Function]] = {
     "chunk_kimi_delta_attention": delta_rule,
     "mamba2_chunk_scan": mamba2,
     "mamba_selective_scan": mamba,
-    "create_recurrent_attention_mask": omit_mask,
+    "create_recurrent_attention_mask": omit_recurrent_mask,
 }
 """The replacements, by the name of the transformers function, which each module that defines a model has as a global. A
 replacement's first argument is the replaced function; its other parameters are the same, as a test checks."""
@@ -266,7 +266,7 @@ def _replacements(module: ModuleType) -> Patches:
 
 
 @contextmanager
-def over_states(model: torch.nn.Module) -> Iterator[None]:
+def replace_recurrences(model: torch.nn.Module) -> Iterator[None]:
     """Return a context in which this thread calls the replacements in the transformers modules that define a model."""
     paths = dict.fromkeys(type(each).__module__ for each in model.modules())
     modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]

@@ -10,7 +10,7 @@ import transformers
 from transformers import GenerationConfig
 
 from pipeline.compat.transformers.compiled_model import CompiledGeneration, shell
-from pipeline.compat.transformers.sizes import Limits
+from pipeline.compat.transformers.sizes import DecoderLimits
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 
@@ -31,4 +31,4 @@ def restored(decoder: Compiled, record: dict[str, Any], other: Callable[[str], C
     runners = {part: program.module() for part, program in programs.items()}
     made: CompiledGeneration = shell(model, None, None, {}, runners)
     made.__dict__["_float"] = getattr(torch, record["dtype"])
-    return made.over(programs, runners, Limits(*record["limits"]))
+    return made.over(programs, runners, DecoderLimits(*record["limits"]))
