@@ -12,7 +12,7 @@ import pipeline
 pytest.importorskip("transformers")
 
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.compat.transformers.sizes import DecoderLimits
+from pipeline.compat.transformers.sizes import Limits
 from tests.compat import families
 
 STEPS = 24
@@ -131,7 +131,7 @@ def test_a_draft_leaves_a_token_of_a_call() -> None:
 
 @pytest.mark.parametrize("draft", [0, 1, 3, 7])
 def test_calls_take_all_tokens_and_give_all_that_is_wanted(draft: int) -> None:
-    limits = DecoderLimits(64, 1, 8, draft)
+    limits = Limits(64, 1, 8, draft)
     for length in range(1, 40):
         for wanted in range(1, length + 1):
             calls = limits.calls(length, wanted)

@@ -239,16 +239,16 @@ def test_layers_of_one_structure_are_built_once() -> None:
 
 
 def test_stages_come_in_their_order_and_a_limit_is_kept() -> None:
-    from pipeline.compat.transformers.generation import _cut, _with_shared_weights
+    from pipeline.compat.transformers.generation import _with_engine_cuts, _with_shared_weights
 
     own = pipeline.default().insert(pipeline.shared_weights(64), after="partition")
     for compile in (pipeline.default(), own):
         names = _with_shared_weights(compile).names
         assert names[names.index("partition") :][:3] == ("partition", "shared_weights", "engine_per_profile")
     assert _with_shared_weights(own)["shared_weights"] == own["shared_weights"]
-    assert _cut(own, "layers.*") == own, "without an engine for each profile nothing is cut"
+    assert _with_engine_cuts(own, "layers.*") == own, "without an engine for each profile nothing is cut"
     few = _with_shared_weights(pipeline.default(max_engines=1))
-    assert _cut(few, "layers.*") == few
+    assert _with_engine_cuts(few, "layers.*") == few
 
 
 def test_sampling_is_transformers_own(llama: Any) -> None:

@@ -1,4 +1,4 @@
-"""Attention and mixture-of-experts functions that are captured as one graph for prompts and for single tokens."""
+"""Attention and mixture-of-experts functions whose captured graph runs both prompts and single tokens."""
 
 from __future__ import annotations
 
@@ -102,9 +102,8 @@ def use_attention(model: Pretrained, name: str) -> Iterator[None]:
     name ``eager``, transformers creates masks as tensors."""
     configs = (getattr(config, "config", None) for config in model.modules())
     with ExitStack() as stack:
-        for config in {
-            id(config): config for config in configs if hasattr(config, "_attn_implementation_internal")
-        }.values():
+        unique = {id(each): each for each in configs if hasattr(each, "_attn_implementation_internal")}
+        for config in unique.values():
             stack.enter_context(replace_entries(vars(config), _attn_implementation_internal=name))
         yield
 
@@ -142,8 +141,10 @@ def attend_in_windows(
     """Compute the attention of an encoder [1, positions, heads, width] for queries, keys and values [1, heads,
     positions, width] of one image or sound: among all positions, or within windows. The mask is ignored."""
     if not isinstance(cu_seq_lens_q, Windows):
-        if cu_seq_lens_q is not None and cu_seq_lens_q.shape[0] != 2:
-            raise ValueError("cu_seq_lens_q splits the positions into several segments: expected one segment")
+        if cu_seq_lens_q is not None and (ends := len(cu_seq_lens_q)) != 2:
+            raise ValueError(
+                f"cu_seq_lens_q splits the positions into several segments, {ends - 1}: expected one segment"
+            )
         return masked_attention(module, query, key, value, None, scaling=scaling)
     windows, index = cu_seq_lens_q.gather.shape, cu_seq_lens_q.gather.flatten()
     q, k, v = (x[0].index_select(1, index).unflatten(1, windows).transpose(0, 1) for x in (query, key, value))
@@ -157,7 +158,7 @@ last rows."""
 
 
 @contextmanager
-def compute_only_last_row(step: torch.nn.Module) -> Iterator[None]:
+def only_last_row(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which layers that share keys and values compute only the last row if only its logits are
     requested. transformers' own code for this branches on the number of tokens, unlike the replacement."""
     with ExitStack() as stack:
@@ -203,7 +204,7 @@ def _keep_last_rows(
 
 
 @contextmanager
-def use_branch_free_functions() -> Iterator[None]:
+def without_branches() -> Iterator[None]:
     """Return a context in which a model is captured as one graph for any number of tokens: transformers' ``sdpa`` is
     `masked_attention`, and its ``eager`` experts, a loop of data-dependent length, are grouped matmuls
     (`grouped_mm_experts_forward`). The context is not thread-safe."""
@@ -217,10 +218,10 @@ def use_branch_free_functions() -> Iterator[None]:
 
 
 @contextmanager
-def run_experts_without_loops(step: torch.nn.Module) -> Iterator[None]:
+def experts_without_loops(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which each expert of Switch Transformers computes all rows, and a mask selects the rows that
     are routed to it. transformers loops over experts, a loop of data-dependent length; for other mixtures of experts it
-    has grouped matmuls (`use_branch_free_functions`)."""
+    has grouped matmuls (`without_branches`)."""
     with ExitStack() as stack:
         for each in step.modules():
             if type(each).__name__ == "SwitchTransformersExperts":

@@ -170,7 +170,7 @@ def create_cache_layer(
 
 @define(eq=False)
 class LatestCache:
-    """A reference to the `FilledCache` cache whose tokens are in a program's buffers: the last one that began a sequence."""
+    """A reference to the `FilledCache` whose tokens are in a program's buffers: the last one that began a sequence."""
 
     filled: weakref.ref[FilledCache] | None = None
 
@@ -237,7 +237,7 @@ class FilledCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        return can_remove_tokens(self.runner)
+        return can_crop(self.runner)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Replace row ``i`` of the cache by row ``beam_idx[i]`` [batch], in place. Both rows are beams of the same
@@ -261,9 +261,9 @@ class FilledCache(Cache):
             self.mask[:, length:] = False
         self.length = length
 
-    def repeat_cross_attention(self, cross: tuple[torch.Tensor, ...] | None, row_count: int) -> tuple[torch.Tensor, ...]:
-        """Return the cross attention's keys and values, repeated for ``row_count`` rows: each prompt has the same number of
-        beams or samples. ``cross`` comes from a new encoder output; None means the stored keys and values."""
+    def repeat_cross(self, cross: tuple[torch.Tensor, ...] | None, row_count: int) -> tuple[torch.Tensor, ...]:
+        """Return the cross attention's keys and values, repeated for ``row_count`` rows: each prompt has the same
+        number of beams or samples. ``cross`` comes from a new encoder output; None means the stored keys and values."""
         if cross is not None and cross is not self._encoder_cross:
             each = row_count // cross[0].shape[0]
             self._encoder_cross = cross
@@ -277,7 +277,7 @@ def has_tokens(cache: Cache) -> bool:
     return any(x.dim() > 1 and x.numel() for x in tensors)
 
 
-def can_remove_tokens(runner: CompiledModule) -> bool:
+def can_crop(runner: CompiledModule) -> bool:
     """Return whether the last tokens can be removed from a program's cache; False if the cache has recurrent states."""
     return all(positions is not None for _, positions in _cache_buffers(runner))
 
@@ -291,7 +291,7 @@ def _cache_buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int |
 
 
 class FilledCrossCache(FilledCache, EncoderDecoderCache):  # type: ignore[override]
-    """A `FilledCache` cache for encoder-decoder models, derived from the cache class that some of them check for."""
+    """A `FilledCache` for encoder-decoder models, derived from the cache class that some of them check for."""
 
     @property
     def cross_attention_cache(self) -> DynamicCache:
@@ -339,11 +339,9 @@ def _as_shape_recorder(layer: Layer, start: torch.Tensor, model_name: str) -> La
     if not isinstance(layer, WithStates):
         return layer
     count = getattr(layer, "number_of_states", 1)
-    return (
-        StateShapeRecorder(start, count, model_name)
-        if isinstance(layer, CacheLayerMixin)
-        else RecurrentStates(None, start, None, count, model_name)
-    )
+    if isinstance(layer, CacheLayerMixin):
+        return StateShapeRecorder(start, count, model_name)
+    return RecurrentStates(None, start, None, count, model_name)
 
 
 def _cached_tensors_of(model: Pretrained, layer: object) -> dict[str, CachedTensor]:

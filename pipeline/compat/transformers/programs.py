@@ -1,4 +1,4 @@
-"""The compiled modules of a language model: a decoder step, and an encoder with cross attention's keys and values."""
+"""The modules of a language model that are compiled: a decoder step, and an encoder for cross attention."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pipeline.compat.transformers.caches import (
     CrossAttentionLayer,
     Pretrained,
     cache_argument,
-    find_cached_tensors,
     create_cache_layer,
+    find_cached_tensors,
     has_parameter,
 )
 from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, capture_decoder_inputs, replace_decoder_inputs
@@ -59,16 +59,16 @@ class Decoder(torch.nn.Module):
                 cache = each.create_buffer(max_batch, max_cache_len, model.device)
                 self.register_buffer(f"{name}_cache_{layer}", cache, persistent=False)
 
-    def create_cache(self, start_position: torch.Tensor, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Pretrained:
-        """Return a transformers cache that uses this module's buffers, for tokens from position ``start_position`` on; ``attention_mask``
+    def create_cache(self, start: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor) -> Pretrained:
+        """Return a transformers cache that uses this module's buffers, for tokens from position ``start`` on; ``mask``
         covers all positions."""
         named = dict(self.named_buffers(recurse=False))
         layers = ({name: named[f"{name}_cache_{i}"] for name in kept} for i, kept in enumerate(self.kept))
         rows, length = input_ids.shape
         of_tokens = None
         if any(each.positions is None for kept in self.kept for each in kept.values()):  # a state
-            of_tokens = attention_mask.index_select(1, torch.arange(length, device=attention_mask.device) + start_position)
-        return CaptureCache([create_cache_layer(own, start_position, rows, of_tokens) for own in layers], start_position)
+            of_tokens = mask.index_select(1, torch.arange(length, device=mask.device) + start)
+        return CaptureCache([create_cache_layer(own, start, rows, of_tokens) for own in layers], start)
 
     def compute_logits(
         self,
@@ -79,9 +79,8 @@ class Decoder(torch.nn.Module):
     ) -> torch.Tensor:
         """Call the model with these inputs, passed by the model's own argument names, and return its logits."""
         places = {self.places: position_ids} if self.places else {}
-        keep = (
-            {"logits_to_keep": 1 if wanted is None else wanted} if has_parameter(self.model, "logits_to_keep") else {}
-        )
+        can_keep = has_parameter(self.model, "logits_to_keep")
+        keep = {"logits_to_keep": 1 if wanted is None else wanted} if can_keep else {}
         out = self.model(**inputs, **places, **keep, **{self.cache_name: cache}, use_cache=True)
         found: torch.Tensor = out.logits
         if wanted is None:
@@ -108,7 +107,7 @@ class MultimodalDecoder(Decoder):
     that the model's own code computed from text and images: ``embedded`` [batch, length, width].
 
     Attributes:
-        kinds: the layer types in which tokens attend to later tokens, as in `Sight.ahead`.
+        kinds: the layer types in which tokens attend to later tokens, as in `PromptSpec.ahead`.
         apart: True if the model's own code embeds some ids other than by its embedding table.
     """
 
@@ -173,9 +172,8 @@ class CrossDecoder(Decoder):
         """Run like `Decoder.forward`; ``cross``: cross attention's keys, values [batch, heads, encoded, width]."""
         own = self.create_cache(start, input_ids, attention_mask)
         pairs = zip(cross[0::2], cross[1::2], strict=True)
-        cache = EncoderDecoderCache(
-            own, CaptureCache([CrossAttentionLayer(keys, values) for keys, values in pairs], start)
-        )
+        layers = [CrossAttentionLayer(keys, values) for keys, values in pairs]
+        cache = EncoderDecoderCache(own, CaptureCache(layers, start))
         cache.is_updated = dict.fromkeys(range(len(cross) // 2), True)
         hidden = cross[0].new_zeros(input_ids.shape[0], cross[0].shape[2], self.width)
         masks = {} if encoder_mask is None else {"attention_mask": encoder_mask}

@@ -106,8 +106,8 @@ class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
 
     def _unsupported_error(self) -> CaptureError:
         return CaptureError(
-            f"{self.model} computes its recurrent states by its own functions",
-            "supported are functions of transformers 5.17: Mamba, Mamba-2, gated DeltaNet, Kimi delta attention",
+            f"{self.model} computes its recurrent states by its own functions, which are not supported",
+            "use a model with transformers' functions for Mamba, Mamba-2, gated DeltaNet or Kimi delta attention",
         )
 
 
@@ -132,9 +132,8 @@ def causal_convolution(
     terms = [inputs[..., k : k + length] * weight[:, k, None].float() for k in range(width)]
     result = sum(terms[1:], start=terms[0] if bias is None else terms[0] + bias[:, None].float()).to(weight.dtype)
     result = (result if activation is None else ACT2FN[activation](result)).to(hidden_states.dtype)
-    return (
-        result if bias is None else states.zero_padding(result)
-    )  # without a bias the result is 0 where the inputs are
+    # without a bias the result is 0 where the inputs are
+    return result if bias is None else states.zero_padding(result)
 
 
 def replace_if_states(compute: Function) -> Function:
@@ -233,8 +232,8 @@ def omit_recurrent_mask(
     past_key_values: object = None,
     **kwargs: object,
 ) -> Tensor | None:
-    """Replace ``create_recurrent_attention_mask``: return None if the cache has our `RecurrentStates`, which handle padding. A
-    mask would be multiplied with the input of the model's first matmul, which would get a slow kernel."""
+    """Replace ``create_recurrent_attention_mask``: return None if the cache has our `RecurrentStates`, which handle
+    padding. A mask would be multiplied with the input of the model's first matmul, which would get a slow kernel."""
     if any(isinstance(each, RecurrentStates) for each in getattr(past_key_values, "layers", ())):
         return None
     return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]

@@ -9,13 +9,13 @@ import torch
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
-from pipeline.compat.transformers.caches import Pretrained, can_remove_tokens
+from pipeline.compat.transformers.caches import Pretrained, can_crop
 
 INPUTS: Final = {
     *("attention_mask", "position_ids", "cache_position", "use_cache", "past_key_values", "cache_params"),
     "logits_to_keep",
 }
-"""The model arguments, besides the prompt, that `decode_without_waiting` supports."""
+"""The model arguments, besides the prompt, that `decode_ahead` supports."""
 
 
 class LastStep:
@@ -41,19 +41,19 @@ class LastStep:
         return bool(self.has_ended)
 
 
-def can_decode_without_waiting(model: Pretrained, config: GenerationConfig, criteria: StoppingCriteriaList, inputs: Any) -> bool:
-    """Return whether `decode_without_waiting` supports a call of ``generate``: the prompt is text, the cache's last token can be
+def can_decode_ahead(model: Pretrained, config: GenerationConfig, criteria: StoppingCriteriaList, inputs: Any) -> bool:
+    """Return whether `decode_ahead` supports a call of ``generate``: the prompt is text, the cache's last token can be
     removed, and the only output is tokens."""
     asked = {name for name, value in inputs.items() if value is not None}
-    no_parts = model.__dict__["_sight"] is None and model.__dict__["_embedded"] is None
+    no_parts = model.__dict__["_spec"] is None and model.__dict__["_embedding_spec"] is None
     is_text = no_parts and {*model.runners} == {"decoder"}
     places = inputs.get("position_ids")
     plain = not (config.return_dict_in_generate or getattr(config, "is_assistant", False))
     plain = plain and (places is None or places.dim() == 2)
-    return plain and is_text and asked <= INPUTS and bool(criteria.max_length) and can_remove_tokens(model.runners["decoder"])
+    return plain and is_text and asked <= INPUTS and bool(criteria.max_length) and can_crop(model.runners["decoder"])
 
 
-def decode_without_waiting(
+def decode_ahead(
     model: Pretrained,
     ids: torch.Tensor,
     processors: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],

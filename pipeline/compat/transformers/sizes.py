@@ -14,7 +14,7 @@ from pipeline.export_fixes.requests import Tuned
 
 
 @frozen
-class DecoderLimits:
+class Limits:
     """The limits of a compiled language model: the numbers of cache positions, of rows, of tokens in a call, and of
     draft tokens whose logits a call returns in addition to the last token's."""
 
@@ -24,8 +24,8 @@ class DecoderLimits:
     max_draft_len: int = 0
 
     def split_tokens(self, token_count: int, logit_count: int) -> list[tuple[int, int]]:
-        """Split ``token_count`` tokens into calls, each as (number of tokens, number of last tokens with logits). Together,
-        the calls return the logits of the last ``logit_count`` tokens."""
+        """Split ``token_count`` tokens into calls, each as (number of tokens, number of last tokens with logits).
+        Together, the calls return the logits of the last ``logit_count`` tokens."""
         most = self.max_draft_len + 1
         chunks = [logit_count % most] * (logit_count % most > 0) + [most] * (logit_count // most)
         first, before, found = chunks[0], token_count - logit_count + chunks[0], list[tuple[int, int]]()
@@ -49,12 +49,12 @@ class DecoderLimits:
 
 DimSizes: TypeAlias = dict[int, int | Tuned]
 """The size of each dim of a tensor, by the dim's index: an int, or a range for which engines are tuned."""
-EncoderExample: TypeAlias = torch.Tensor | Mapping[str, torch.Tensor] | Sequence[Mapping[str, torch.Tensor]] | None
+Example: TypeAlias = torch.Tensor | Mapping[str, torch.Tensor] | Sequence[Mapping[str, torch.Tensor]] | None
 """An example of an encoder's input: a tensor, or a processor's output for one prompt or for each of several prompts."""
 
 
 @frozen
-class GenerationSizes:
+class Sizes:
     """The sizes for which a language model is compiled: cache positions, rows, tokens in a call, draft tokens, encoder
     tokens, and the prompt lengths that get engines of fixed sizes."""
 
@@ -90,15 +90,15 @@ class GenerationSizes:
         drafts, prompts of each fixed length with all rows, and all prompts (tuned for the longest)."""
         every: DimSizes = {0: self.batch} if self.batch > 1 else {}
         found: list[tuple[DimSizes, int | Tuned, int | Tuned]] = [(self.row_dim, 1, 1)]
-        drafts = _int_or_dim_up_to("tokens", self.draft + 1, minimum=2), _int_or_dim_up_to("wanted", self.draft + 1)
+        drafts = _fixed_or_up_to("tokens", self.draft + 1, minimum=2), _fixed_or_up_to("wanted", self.draft + 1)
         found += [(self.row_dim, *drafts)] * (self.draft > 0)
         found += ((every, length, 1) for length in sorted(self.fixed))
-        prompts = self.row_dim, _int_or_dim_up_to("tokens", self.prompt, minimum=2), drafts[1]
+        prompts = self.row_dim, _fixed_or_up_to("tokens", self.prompt, minimum=2), drafts[1]
         return found + [prompts] * (self.prompt > 1 and prompts not in found)
 
     @property
-    def limits(self) -> DecoderLimits:
-        return DecoderLimits(self.cache, self.batch, self.prompt, self.draft)
+    def limits(self) -> Limits:
+        return Limits(self.cache, self.batch, self.prompt, self.draft)
 
 
 def dim_up_to(name: str, maximum: int, minimum: int = 1) -> Tuned:
@@ -106,6 +106,6 @@ def dim_up_to(name: str, maximum: int, minimum: int = 1) -> Tuned:
     return Tuned(name, minimum, maximum, maximum)
 
 
-def _int_or_dim_up_to(name: str, maximum: int, minimum: int = 1) -> int | Tuned:
+def _fixed_or_up_to(name: str, maximum: int, minimum: int = 1) -> int | Tuned:
     """Return a dynamic dim as `dim_up_to` does, or an integer if ``minimum`` and ``maximum`` are equal."""
     return dim_up_to(name, maximum, minimum) if maximum > minimum else maximum

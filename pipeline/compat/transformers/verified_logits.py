@@ -11,7 +11,7 @@ from transformers import GenerationMixin
 
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.programs import audio_input_sizes
-from pipeline.compat.transformers.sizes import EncoderExample, GenerationSizes
+from pipeline.compat.transformers.sizes import Example, Sizes
 from pipeline.errors import AgreementError, AgreementWarning, warn
 from pipeline.frozen import FrozenDict
 from pipeline.records.agreement import Agreement, OutputAgreement, versions
@@ -19,8 +19,8 @@ from pipeline.verification.bounds import Bound, matmul_precision, measure_errors
 from pipeline.verification.eager import use_tf32
 from pipeline.verification.measure import gpu_name, runs_in_tf32
 
-OnWrongLogits: TypeAlias = Literal["raise", "warn"]
-"""What happens if logits are wrong: ``"raise"`` raises an error, ``"warn"`` only warns."""
+OnWrong: TypeAlias = Literal["raise", "warn"]
+"""What happens if logits are wrong: ``"raise"`` raises an `AgreementError`, ``"warn"`` only warns."""
 Inputs: TypeAlias = Mapping[str, torch.Tensor]
 
 PROMPT: Final = 32
@@ -30,12 +30,13 @@ STEPS: Final = 8
 HINT: Final = "pipeline.bisect finds the operators, torch_executed_ops runs them in PyTorch; verify='warn' only warns"
 
 
-def verify_logits(model: Pretrained, compiled: Pretrained, sizes: GenerationSizes, encoder_example: EncoderExample, on_failure: OnWrongLogits) -> None:
+def verify_logits(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Example, on_failure: OnWrong) -> None:
     """Measure the errors of a compiled model's logits, for a prompt's last token and for generated tokens, and set its
     ``agreement``. The compiled model generates the tokens; the original model runs on the same tokens, in its own dtype
     and in a wider one. Raise an `AgreementError`, or warn, if an error exceeds the bound of `pipeline.verify`."""
-    inputs = _verification_prompt(model, sizes, encoder_example)
-    steps = max(1, min(STEPS, sizes.cache - _prompt_length(inputs)))
+    inputs = _verification_prompt(model, sizes, example)
+    length = _prompt_length(inputs)
+    steps = max(1, min(STEPS, sizes.cache - length))
     runner = compiled.runners["decoder"]
     executor = runner.executor
     tf32 = runs_in_tf32(executor)
@@ -45,7 +46,7 @@ def verify_logits(model: Pretrained, compiled: Pretrained, sizes: GenerationSize
     wider = torch.float32 if model.dtype.itemsize < 4 else torch.float64
     with use_tf32(False):
         exact = _generate_logits(copy.deepcopy(model).to(wider), inputs, steps, tokens)[1]
-    row = OutputAgreement("logits", f"{_prompt_length(inputs)} tokens and {steps} more", exact=str(wider)[len("torch.") :])
+    row = OutputAgreement("logits", f"{length} tokens and {steps} more", exact=str(wider)[len("torch.") :])
     found = measure_errors(row, Bound(model.dtype, matmul_precision(executor, tf32)), ours, eager, exact)
     compiled.agreement = agreement = Agreement((found,), executor, gpu_name(executor), FrozenDict(), versions(), tf32)
     if not agreement.holds:
@@ -55,15 +56,15 @@ def verify_logits(model: Pretrained, compiled: Pretrained, sizes: GenerationSize
         warn(str(error), AgreementWarning)
 
 
-def _verification_prompt(model: Pretrained, sizes: GenerationSizes, encoder_example: EncoderExample) -> dict[str, torch.Tensor]:
+def _verification_prompt(model: Pretrained, sizes: Sizes, example: Example) -> dict[str, torch.Tensor]:
     """Return a prompt for the comparison: the example, random tokens of the vocabulary, or noise as audio."""
-    if isinstance(encoder_example, Mapping):
-        return dict(encoder_example)
-    if isinstance(encoder_example, Sequence):
-        return dict(encoder_example[0])
+    if isinstance(example, Mapping):
+        return dict(example)
+    if isinstance(example, Sequence):
+        return dict(example[0])
     name, generator = model.main_input_name, torch.Generator().manual_seed(0)
-    if isinstance(encoder_example, torch.Tensor):
-        return {name: encoder_example[:1]}
+    if isinstance(example, torch.Tensor):
+        return {name: example[:1]}
     if name == "input_ids":
         most = sizes.encoded if model.config.is_encoder_decoder else min(sizes.prompt, sizes.cache - 1)
         length, words = max(1, min(PROMPT, most)), model.get_input_embeddings().num_embeddings
