@@ -18,7 +18,7 @@ from pipeline.records.wording import kind_of
 GROUP: Final = "pipeline.generation"
 
 
-def add_generate(parser: argparse.ArgumentParser) -> None:
+def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a folder with config.json, or package.module:factory")
     parser.add_argument(
         "--prompt-ids",

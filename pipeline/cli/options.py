@@ -21,7 +21,7 @@ from pipeline.program import Program
 from pipeline.settings import CompilationSettings
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "spec",
         metavar="SPEC",
@@ -30,13 +30,13 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         "args[, kwargs[, dynamic_shapes]])",
     )
     text = "an input in place of the model's own, in order, or by its NAME: 1..8x3x224x224:float16; may be repeated"
-    add_described_inputs(parser, text)
+    add_shape_flag(parser, text)
 
 
-def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add the flag ``--input DIMS``, which is repeated for each input of the model; ``text`` is the flag's help."""
+def add_shape_flag(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """Add the flag ``--input DIMS``, which is repeated for each input of the model, with this help text."""
     metavar = "[NAME=]DIMS[:DTYPE][@DEVICE]"
-    parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
+    parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=help_text)
 
 
 def create_pipeline(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
@@ -63,7 +63,7 @@ METAVARS: Final[Mapping[str, str]] = {
 """The names that the help prints for the values of settings that are neither on/off flags nor numbers."""
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
+def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flag ``--precision``, and a flag for each field of CompilationSettings. Its help text is the first
     sentence of the field's documentation and the default."""
     parser.add_argument(
@@ -140,5 +140,5 @@ def parse_source(options: argparse.Namespace) -> Source:
     try:
         inputs = [Input.parse(text) for text in options.inputs]
     except (TypeError, ValueError) as error:
-        raise UsageError(f"--input {first_line(error)}") from None
+        raise UsageError(f"--input is invalid: {first_line(error)}") from None
     return load_source(options.spec, inputs)

@@ -54,13 +54,13 @@ class Source:
         args = tuple(i for i in inputs if not i.name)
         return evolve(self, args=args, kwargs={i.name: i for i in inputs if i.name}, dynamic_shapes=None)
 
-    def checked(self) -> Source:
-        """Return the source unchanged; raise a `UsageError` if the module's ``forward`` does not accept the inputs."""
+    def check_inputs(self) -> Source:
+        """Return the source itself; raise a `UsageError` if the module's ``forward`` does not accept the inputs."""
         if isinstance(self.model, torch.nn.Module):
             try:
                 check_module(self.model)
             except TypeError as error:
-                raise UsageError(f"{self.name}: {error}") from None
+                raise UsageError(f"the model {self.name} cannot be compiled: {error}") from None
             try:
                 bind_args(interpreted(self.model) if is_script(self.model) else self.model, self.args, self.kwargs)
             except TypeError as error:
@@ -76,7 +76,7 @@ def names_a_model(spec: str) -> bool:
 def load_source(spec: str, inputs: Sequence[Input] = ()) -> Source:
     """Load the model that a SPEC names, with ``inputs`` or its own inputs; raise a `UsageError` if there is none."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():
-        source = _convert_result(spec, spec.partition(":")[2].rpartition(".")[2], call_factory(spec))
+        source = _source_from_result(spec, spec.partition(":")[2].rpartition(".")[2], call_factory(spec))
     elif spec.endswith(tuple(READERS)):
         source = _load_file(Path(spec))
     elif Path(spec).suffix == ".trtp":
@@ -84,7 +84,7 @@ def load_source(spec: str, inputs: Sequence[Input] = ()) -> Source:
     else:
         how = "pass FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory"
         raise UsageError(f"{spec!r} does not name a model: {how}")
-    return source.with_inputs(inputs).checked()
+    return source.with_inputs(inputs).check_inputs()
 
 
 def _load_file(path: Path) -> Source:
@@ -169,7 +169,7 @@ def _get_attribute(module: object, module_name: str, path: str) -> object:
     return value
 
 
-def _convert_result(spec: str, name: str, result: object) -> Source:
+def _source_from_result(spec: str, name: str, result: object) -> Source:
     """Convert a factory's result to a `Source`: it may be a module, a tuple whose first item is a module, an
     ExportedProgram, or an object with the attributes of a `Source`."""
     if isinstance(result, torch.nn.Module):
@@ -201,7 +201,7 @@ def _match_inputs(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[I
     by_name = {i.name: i for i in inputs if i.name}
     given = [by_name.get(str(name)) or next(unnamed, None) for name in names]
     if None in given or len(inputs) != len(names):
-        raise UsageError(f"--input: describe all of the exported inputs ({', '.join(map(str, names))}), or none")
+        raise UsageError(f"--input: describe each of the exported inputs ({', '.join(map(str, names))}) once, or none")
     found = tuple(i for i in given if i is not None)
     for name, wish in zip(names, found, strict=True):
         value = values[str(name)]

@@ -1,4 +1,4 @@
-"""Attention and mixture-of-experts functions whose captured graph runs both prompts and single tokens."""
+"""Attention and mixture-of-experts functions that are captured as one graph for prompts and for single tokens."""
 
 from __future__ import annotations
 
@@ -141,10 +141,8 @@ def attend_in_windows(
     """Compute the attention of an encoder [1, positions, heads, width] for queries, keys and values [1, heads,
     positions, width] of one image or sound: among all positions, or within windows. The mask is ignored."""
     if not isinstance(cu_seq_lens_q, Windows):
-        if cu_seq_lens_q is not None and (ends := len(cu_seq_lens_q)) != 2:
-            raise ValueError(
-                f"cu_seq_lens_q splits the positions into several segments, {ends - 1}: expected one segment"
-            )
+        if cu_seq_lens_q is not None and cu_seq_lens_q.shape[0] != 2:
+            raise ValueError("cu_seq_lens_q splits the positions into several segments: expected one segment")
         return masked_attention(module, query, key, value, None, scaling=scaling)
     windows, index = cu_seq_lens_q.gather.shape, cu_seq_lens_q.gather.flatten()
     q, k, v = (x[0].index_select(1, index).unflatten(1, windows).transpose(0, 1) for x in (query, key, value))

@@ -166,8 +166,7 @@ def group_of_whole_calls(encoder: torch.nn.Module, calls: Sequence[EncoderCall])
 
 def group_of_split_calls(family: Family, example_parts: Sequence[CallArgs]) -> CallGroup:
     """Return a `CallGroup` for calls whose parts have sizes in the range of these example parts, the first of which is
-    the largest. Sizes that differ between the examples become dynamic; sizes that are proportional become derived
-    dims."""
+    the largest. Sizes that differ between the examples become dynamic; proportional sizes become derived dims."""
     dims: dict[tuple[int, ...], Dim] = {}
 
     def dynamic_dim(*sizes: int) -> Argument:
@@ -276,7 +275,7 @@ def join_outputs(outputs: Sequence[Argument], dim: int = 0) -> Argument:
 def compile_encoders(
     groups: Sequence[CallGroup], compile: Callable[[CallGroup], Compiled], must_compile: bool
 ) -> dict[str, tuple[CallGroup, Compiled]]:
-    """Compile a program for each `CallGroup`, by name; if this fails, log it or, if ``must_compile``, raise an error."""
+    """Compile a program for each `CallGroup`, by name; on failure, log it or, if ``must_compile``, raise the error."""
     found = [each for group in groups for each in _compile_group(group, compile, must_compile)]
     return {f"tower_{i}" if i else "tower": each for i, each in enumerate(found)}
 

@@ -1,4 +1,4 @@
-"""Run the compiled encoder of an encoder-decoder model, for token ids or for embeddings."""
+"""Run the encoder of an encoder-decoder model; its input is tokens, or embeddings that the model's code computes."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def _compile_decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: 
     for sample in samples:
         with replace_recurrences(step):
             multimodal.check_logits(step, sample, sizes.cache)
-    kwargs, dims = _decoder_inputs_and_dims(model, sizes, spec)
+    kwargs, dims = _decoder_inputs(model, sizes, spec)
     return {"decoder": _capture_and_compile(compile, step, kwargs, dims, model)}
 
 
@@ -240,9 +240,7 @@ def _capture_and_compile(
     return made
 
 
-def _decoder_inputs_and_dims(
-    model: Pretrained, sizes: Sizes, spec: PromptSpec | None = None
-) -> tuple[Inputs, list[Dims]]:
+def _decoder_inputs(model: Pretrained, sizes: Sizes, spec: PromptSpec | None = None) -> tuple[Inputs, list[Dims]]:
     """Return example inputs of a decoder step, and the dynamic shapes of these inputs in each profile."""
     batch, length = min(2, sizes.batch), min(2, sizes.prompt)
     place = {"dtype": torch.int64, "device": model.device}
@@ -290,7 +288,7 @@ def _compile_encoder_decoder(
     ids = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=model.device)
     first_step = {"encoder_outputs": EncoderOutput(last_hidden_state=hidden), "decoder_input_ids": ids}
     step = CrossDecoder(model, sizes.batch, sizes.cache, first_step).eval()
-    kwargs, own = _decoder_inputs_and_dims(model, sizes)
+    kwargs, own = _decoder_inputs(model, sizes)
     kwargs |= {"encoder_mask": mask, "cross": tuple(cross)}
     wide = {**rows, **({2: lengths[1]} if lengths else {})}
     beside = {"encoder_mask": along if encoder.masked else None, "cross": tuple(wide for _ in cross)}

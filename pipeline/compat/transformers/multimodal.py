@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import repeat
+from typing import TypeAlias
 
 import torch
 from attrs import evolve, frozen
@@ -25,6 +26,7 @@ from pipeline.compat.transformers.modality_encoders import EncoderCall, non_lang
 from pipeline.errors import CaptureError, ExecutionError
 
 TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels", "decoder_input_ids"})
+Tensors: TypeAlias = dict[str, torch.Tensor]
 
 
 @frozen
@@ -274,7 +276,7 @@ def compute_prompt(forward: Callable[..., object], inputs: Mapping[str, Pretrain
 
 def multimodal_inputs(
     spec: PromptSpec | None, tokens: torch.Tensor, chunks: list[tuple[int, int]], cache_len: int, prompt: Prompt | None
-) -> Iterator[dict[str, torch.Tensor]]:
+) -> Iterator[Tensors]:
     """Yield the decoder's multimodal inputs for each chunk of a prompt; chunks are (start, end) positions of the cache.
     For text-only models (``spec`` is None) the inputs are empty; ``prompt`` is None if ``tokens`` are only text."""
     if spec is None:
@@ -290,9 +292,7 @@ def multimodal_inputs(
             yield _chunk_inputs(spec, prompt, start, end, chunks[0][0], cache_len)
 
 
-def _chunk_inputs(
-    spec: PromptSpec, prompt: Prompt, start: int, end: int, first: int, cache_len: int
-) -> dict[str, torch.Tensor]:
+def _chunk_inputs(spec: PromptSpec, prompt: Prompt, start: int, end: int, first: int, cache_len: int) -> Tensors:
     """Return the decoder's multimodal inputs for a chunk of a prompt that begins at position ``first`` of the cache."""
     part, shape = slice(start - first, end - first), (prompt.embeds.shape[0], end - start)
     made = zeros_for(spec, shape, cache_len, prompt.embeds.device)
@@ -309,9 +309,7 @@ def _chunk_inputs(
     return made
 
 
-def zeros_for(
-    spec: PromptSpec, shape: tuple[int, int], cache_len: int, device: torch.device
-) -> dict[str, torch.Tensor]:
+def zeros_for(spec: PromptSpec, shape: tuple[int, int], cache_len: int, device: torch.device) -> Tensors:
     """Return the decoder's multimodal inputs for tokens that are only text: zeros."""
     zeros = torch.zeros((), dtype=spec.dtype, device=device)
     made = {"embedded": zeros.new_zeros(*shape, spec.width), "seen": zeros.new_zeros(shape, dtype=torch.bool)}

@@ -1,4 +1,4 @@
-"""The modules of a language model that are compiled: a decoder step, and an encoder for cross attention."""
+"""The compiled modules of a language model: a decoder step, and an encoder with cross attention's keys and values."""
 
 from __future__ import annotations
 

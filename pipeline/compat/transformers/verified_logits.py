@@ -35,8 +35,7 @@ def verify_logits(model: Pretrained, compiled: Pretrained, sizes: Sizes, example
     ``agreement``. The compiled model generates the tokens; the original model runs on the same tokens, in its own dtype
     and in a wider one. Raise an `AgreementError`, or warn, if an error exceeds the bound of `pipeline.verify`."""
     inputs = _verification_prompt(model, sizes, example)
-    length = _prompt_length(inputs)
-    steps = max(1, min(STEPS, sizes.cache - length))
+    steps = max(1, min(STEPS, sizes.cache - (length := _prompt_length(inputs))))
     runner = compiled.runners["decoder"]
     executor = runner.executor
     tf32 = runs_in_tf32(executor)

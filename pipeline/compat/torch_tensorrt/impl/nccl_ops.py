@@ -4,13 +4,13 @@ from pipeline.aten.types import Function
 from pipeline.compat.torch_tensorrt.blocks import unsupported
 
 
-def _collective(name: str) -> Function:
+def _refused(name: str) -> Function:
     why = "collectives run between engines, in torch.distributed's process groups"
     instead = "leave the collective to PyTorch: an operator without a converter runs there"
     return unsupported(f"impl.nccl_ops.{name}", why, instead)
 
 
-nccl_gather, nccl_gather_native = _collective("nccl_gather"), _collective("nccl_gather_native")
-nccl_all_reduce, nccl_all_reduce_native = (_collective("nccl_all_reduce"), _collective("nccl_all_reduce_native"))
-nccl_reduce_scatter = _collective("nccl_reduce_scatter")
-nccl_reduce_scatter_native = _collective("nccl_reduce_scatter_native")
+nccl_gather, nccl_gather_native = _refused("nccl_gather"), _refused("nccl_gather_native")
+nccl_all_reduce, nccl_all_reduce_native = (_refused("nccl_all_reduce"), _refused("nccl_all_reduce_native"))
+nccl_reduce_scatter = _refused("nccl_reduce_scatter")
+nccl_reduce_scatter_native = _refused("nccl_reduce_scatter_native")
