@@ -167,7 +167,7 @@ class _Version(argparse.Action):
 
 
 def _create_parsers(requested_command: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the command line's parser and the requested command's parser; only the latter has its arguments."""
+    """Return the parser of the command line, and of the requested command, the only command whose arguments it has."""
     parser = chosen = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print the versions of pipeline, torch and TensorRT"

@@ -41,7 +41,7 @@ def add_shape_flag(parser: argparse.ArgumentParser, help_text: str) -> None:
 
 def create_pipeline(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
     if options.precision_exclude and PRECISIONS[options.precision] is None:
-        raise UsageError("--precision-exclude needs --precision fp16 or bf16, from which it excludes operators")
+        raise UsageError("--precision-exclude needs --precision fp16 or bf16, but the precision is float32")
     try:
         return add_precision_stage(default(_parse_settings(options)), options.precision, options.precision_exclude)
     except ValueError as error:
@@ -82,7 +82,7 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
         "be repeated",
     )
     group = parser.add_argument_group("settings")
-    texts = setting_texts()
+    texts = setting_help_texts()
     for field in attrs.fields(CompilationSettings):
         flag, text = field.name.replace("_", "-"), texts.get(field.name, "").replace("%", "%%")
         common: dict[str, Any] = {"dest": f"setting_{field.name}", "default": None, "help": text}
@@ -98,7 +98,7 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(f"--no-{flag}", action="store_const", const=False, dest=common["dest"])
 
 
-def setting_texts() -> dict[str, str]:
+def setting_help_texts() -> dict[str, str]:
     """Return, for each field of CompilationSettings, the first sentence of its documentation and its default."""
     text = inspect.cleandoc(CompilationSettings.__doc__ or "")  # Python 3.13 has it without indentation, -OO has none
     entries = re.findall(r"^(\w+): (.*(?:\n {4}.*)*)", text, re.M)

@@ -164,7 +164,8 @@ def _get_attribute(module: object, module_name: str, path: str) -> object:
     for name in path.split("."):
         if not hasattr(value, name):
             close = difflib.get_close_matches(name, [n for n in dir(value) if not n.startswith("_")], 1)
-            raise UsageError(f"{module_name} has no {path!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise UsageError(f"the module {module_name} has no {path!r}{hint}")
         value = getattr(value, name)
     return value
 
@@ -183,13 +184,13 @@ def _source_from_result(spec: str, name: str, result: object) -> Source:
         model, args, kwargs, dynamic_shapes = (getattr(result, name, None) for name in names)
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
-            f"{spec} returns {kind_of(result)}; expected an nn.Module, an ExportedProgram or a tuple "
+            f"the factory {spec} returns {kind_of(result)}; expected an nn.Module, an ExportedProgram or a tuple "
             "(module, args[, kwargs[, dynamic_shapes]])"
         )
     if not isinstance(args, tuple | list | None):
-        raise UsageError(f"{spec} returns {kind_of(args)} as args; expected a tuple of inputs")
+        raise UsageError(f"the factory {spec} returns {kind_of(args)} as args; expected a tuple of inputs")
     if not isinstance(kwargs, Mapping | None):
-        raise UsageError(f"{spec} returns {kind_of(kwargs)} as kwargs; expected a dict of inputs by name")
+        raise UsageError(f"the factory {spec} returns {kind_of(kwargs)} as kwargs; expected a dict of inputs")
     return Source(name, model.eval(), tuple(args or ()), dict(kwargs or {}), dynamic_shapes)
 
 

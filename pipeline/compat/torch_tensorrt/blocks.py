@@ -50,8 +50,8 @@ def block(function: Callable[..., Expression], description: str = "") -> Functio
 
 
 def op_block(operator: Operator, *parameter_names: str, **defaults: Argument) -> Function:
-    """Create the building block that adds one call of an ATen operator; ``parameter_names`` are the operator's
-    parameters, of which the last have the values ``defaults`` if they are not passed."""
+    """Create the building block that adds one call of an ATen operator. Its own parameters are ``parameter_names``,
+    followed by the names in ``defaults``, which have these default values."""
 
     def convert(*args: Argument) -> Expression:
         return call(operator, *args)

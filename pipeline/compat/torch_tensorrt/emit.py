@@ -49,7 +49,6 @@ Expression: TypeAlias = Call | list[Call | None]
 
 
 def call(target: Target, *args: Argument, **kwargs: Argument) -> Call:
-    """Return the record of an ATen call, without running it."""
     return Call(target, args, FrozenDict(kwargs))
 
 
@@ -99,7 +98,7 @@ def _convert_node(
     verdict = validated.verdicts[node.name]
     if verdict.choice is None:
         reasons = "; ".join(map(str, verdict.reasons))
-        raise NetworkError(f"{name}: no converter supports this call of {verdict.target}: {reasons}")
+        raise NetworkError(f"no converter supports the call of {verdict.target} in the block {name!r}: {reasons}")
     args, kwargs = barriers.arguments(ctx, name, node, lambda each: values[each.name])
     made = verdict.choice.support.converter_implementation(ctx, node.target, args, kwargs, name)
     return barriers.result(ctx, name, node, made)

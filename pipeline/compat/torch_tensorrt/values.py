@@ -57,7 +57,7 @@ Conversion: TypeAlias = ConversionContext | LegacyNetwork
 
 
 def as_context(ctx: Conversion) -> ConversionContext:
-    """Return the `ConversionContext` of a converter's first argument, a context or (LEGACY) a network."""
+    """Return the `ConversionContext` of a converter's first argument: a context or, if it is LEGACY, a network."""
     if isinstance(ctx, LegacyNetwork):
         return ctx.ctx
     if not isinstance(ctx, ConversionContext):
@@ -66,7 +66,7 @@ def as_context(ctx: Conversion) -> ConversionContext:
 
 
 def transpose_constant(ctx: ConversionContext, name: str, constant_view: torch.Tensor) -> Argument:
-    """Replace a transposed view of a constant by layers that transpose it, so that it can be refitted."""
+    """Replace a transposed view of a constant by layers that transpose the constant, which can then be refitted."""
     constant = None if ctx.find_constant(constant_view) is not None else ctx.find_base_constant(constant_view)
     order = sorted(range(constant_view.dim()), key=constant_view.stride, reverse=True)
     if constant is None or not constant_view.permute(order).is_contiguous():

@@ -202,7 +202,7 @@ def _keep_last_rows(
 
 
 @contextmanager
-def without_branches() -> Iterator[None]:
+def attention_without_branches() -> Iterator[None]:
     """Return a context in which a model is captured as one graph for any number of tokens: transformers' ``sdpa`` is
     `masked_attention`, and its ``eager`` experts, a loop of data-dependent length, are grouped matmuls
     (`grouped_mm_experts_forward`). The context is not thread-safe."""
@@ -219,7 +219,7 @@ def without_branches() -> Iterator[None]:
 def experts_without_loops(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which each expert of Switch Transformers computes all rows, and a mask selects the rows that
     are routed to it. transformers loops over experts, a loop of data-dependent length; for other mixtures of experts it
-    has grouped matmuls (`without_branches`)."""
+    has grouped matmuls (`attention_without_branches`)."""
     with ExitStack() as stack:
         for each in step.modules():
             if type(each).__name__ == "SwitchTransformersExperts":

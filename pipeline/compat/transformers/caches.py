@@ -125,8 +125,8 @@ class CrossAttentionLayer(StaticLayer):  # type: ignore[no-untyped-call]
 
 
 class CaptureCache(Cache):
-    """The cache that is passed to a model while it is captured; it creates the same mask operators for any number of
-    tokens. ``start`` is the position of the first token."""
+    """The cache that is passed to a model during capture, with which the model creates the same mask operators for any
+    number of tokens. ``start`` is the position of the first token."""
 
     def __init__(self, layers: Sequence[Layer], start: torch.Tensor) -> None:
         super().__init__(layers=list(layers))

@@ -71,7 +71,7 @@ def create_weightless_copy(
     runners: Mapping[str, CompiledModule],
 ) -> CompiledGeneration:
     """Return a copy of the model without weights (meta tensors), which keeps every attribute that ``generate`` reads.
-    In a multimodal model, programs replace the image and audio encoders, and other modules keep weights."""
+    In a multimodal model, programs replace the image and audio encoders; projections and embeddings are real."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}
@@ -273,7 +273,7 @@ class CompiledGeneration:
         beside: Inputs = {}
         if crossed:
             if encoder_outputs is None:
-                raise ExecutionError("encoder_outputs is missing", "pass the result of get_encoder(), or call generate")
+                raise ExecutionError("encoder_outputs is missing", "pass the encoder's output, or call generate")
             cross = filled.repeat_cross(encoder_outputs.get("cross"), tokens.shape[0])
             encoded = cross[0].shape[0], cross[0].shape[2]
             beside["encoder_mask"] = program_mask(self.runners["decoder"], "encoder_mask", attention_mask, encoded)

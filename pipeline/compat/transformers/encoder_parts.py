@@ -328,10 +328,10 @@ class ModalityEncoder(torch.nn.Module):
         return self.real(*args, **kwargs)
 
 
-def insert_encoders(shell: Pretrained, programs: Sequence[tuple[CallGroup, CompiledModule]]) -> None:
+def insert_encoders(model_copy: Pretrained, programs: Sequence[tuple[CallGroup, CompiledModule]]) -> None:
     """Replace the image and audio encoders in a model's copy by `ModalityEncoder` modules."""
     for path in dict.fromkeys(kind.path for kind, _ in programs):
         within, _, name = path.rpartition(".")
-        parent = shell.get_submodule(within)
+        parent = model_copy.get_submodule(within)
         own = [each for each in programs if each[0].path == path]
         parent._modules[name] = ModalityEncoder(parent._modules[name], path, own)

@@ -16,7 +16,7 @@ from transformers import GenerationMixin
 import pipeline.defaults
 from pipeline.capture.capture import capture
 from pipeline.compat.transformers import multimodal, verified_logits
-from pipeline.compat.transformers.attention import experts_without_loops, only_last_row, without_branches
+from pipeline.compat.transformers.attention import attention_without_branches, experts_without_loops, only_last_row
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import CompiledGeneration, create_weightless_copy
 from pipeline.compat.transformers.decoder_input_hook import bypasses_embedding_table
@@ -229,12 +229,12 @@ def _compile_decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: 
 
 
 def _capture_and_compile(
-    compile: Stages, module: torch.nn.Module, inputs: Inputs, dims: list[Dims], cut_module: torch.nn.Module
+    compile: Stages, part: torch.nn.Module, inputs: Inputs, dims: list[Dims], cut_module: torch.nn.Module
 ) -> Compiled:
     """Capture and compile a decoder step or an encoder, with engines cut at the layers of ``cut_module``."""
-    compile = _with_engine_cuts(compile, layer_path_pattern(module, cut_module))
-    with without_branches(), only_last_row(module), replace_recurrences(module), experts_without_loops(module):
-        program = capture(module, (), inputs, settings=compile.settings, profiles=dims)
+    compile = _with_engine_cuts(compile, layer_path_pattern(part, cut_module))
+    with attention_without_branches(), only_last_row(part), replace_recurrences(part), experts_without_loops(part):
+        program = capture(part, (), inputs, settings=compile.settings, profiles=dims)
     made = compile(program)
     assert isinstance(made, Compiled)
     return made
@@ -245,7 +245,7 @@ def _decoder_inputs(model: Pretrained, sizes: Sizes, spec: PromptSpec | None = N
     batch, length = min(2, sizes.batch), min(2, sizes.prompt)
     place = {"dtype": torch.int64, "device": model.device}
     positions, dtype = multimodal.position_ids_format(spec)
-    prompt = {} if spec is None else multimodal.zeros_for(spec, (batch, length), sizes.cache, model.device)
+    prompt = {} if spec is None else multimodal.zero_inputs(spec, (batch, length), sizes.cache, model.device)
     kwargs = {
         "input_ids": torch.zeros(batch, length, **place),
         "attention_mask": torch.ones(batch, sizes.cache, dtype=torch.bool, device=model.device),

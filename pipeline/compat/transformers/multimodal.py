@@ -223,24 +223,24 @@ def _has_tensors(value: object) -> bool:
     return any(isinstance(part, torch.Tensor) for part in parts)
 
 
-def copy_all_but_language_model(shell: Pretrained, model: Pretrained) -> None:
+def copy_all_but_language_model(model_copy: Pretrained, model: Pretrained) -> None:
     """Copy all modules except the language model (encoders, projections, token embedding) into a model's copy without
     weights. Calling the language model in that copy then raises `DecoderCalledError` with its inputs."""
     embed = model.get_input_embeddings()
     for path in {path.rpartition(".")[0] for path, _ in non_language_modules(model)}:
-        own, real = shell.get_submodule(path), model.get_submodule(path)
+        own, real = model_copy.get_submodule(path), model.get_submodule(path)
         own._parameters, own._buffers = dict(real._parameters), dict(real._buffers)
     for path, child in non_language_modules(model):
         within, _, name = path.rpartition(".")
-        shell.get_submodule(within)._modules[name] = child
+        model_copy.get_submodule(within)._modules[name] = child
     if not model.config.is_encoder_decoder:
-        decoder, tables = shell.get_decoder(), model.get_decoder()._modules
+        decoder, tables = model_copy.get_decoder(), model.get_decoder()._modules
         decoder.forward = raise_decoder_called
         if TABLE in tables:
             decoder._modules[TABLE] = tables[TABLE]
-        for config in (shell.config, shell.config.get_text_config(decoder=True)):
+        for config in (model_copy.config, model_copy.config.get_text_config(decoder=True)):
             config._attn_implementation_internal = "eager"  # masks are tensors
-    shell.set_input_embeddings(embed)
+    model_copy.set_input_embeddings(embed)
 
 
 def non_text_inputs(inputs: Mapping[str, Pretrained]) -> list[str]:
@@ -287,7 +287,7 @@ def multimodal_inputs(
         raise ExecutionError(why, "compile with an encoder_example that has the same kinds of data: images, audio")
     for start, end in chunks:
         if prompt is None:
-            yield _shared_zeros(spec, (tokens.shape[0], end - start), cache_len, tokens.device)
+            yield _shared_zero_inputs(spec, (tokens.shape[0], end - start), cache_len, tokens.device)
         else:
             yield _chunk_inputs(spec, prompt, start, end, chunks[0][0], cache_len)
 
@@ -295,7 +295,7 @@ def multimodal_inputs(
 def _chunk_inputs(spec: PromptSpec, prompt: Prompt, start: int, end: int, first: int, cache_len: int) -> Tensors:
     """Return the decoder's multimodal inputs for a chunk of a prompt that begins at position ``first`` of the cache."""
     part, shape = slice(start - first, end - first), (prompt.embeds.shape[0], end - start)
-    made = zeros_for(spec, shape, cache_len, prompt.embeds.device)
+    made = zero_inputs(spec, shape, cache_len, prompt.embeds.device)
     made["embedded"], made["seen"] = prompt.embeds[:, part].contiguous(), torch.ones_like(made["seen"])
     if prompt.added is not None:
         made["added"] = prompt.added[:, :, part].contiguous()
@@ -309,7 +309,7 @@ def _chunk_inputs(spec: PromptSpec, prompt: Prompt, start: int, end: int, first:
     return made
 
 
-def zeros_for(spec: PromptSpec, shape: tuple[int, int], cache_len: int, device: torch.device) -> Tensors:
+def zero_inputs(spec: PromptSpec, shape: tuple[int, int], cache_len: int, device: torch.device) -> Tensors:
     """Return the decoder's multimodal inputs for tokens that are only text: zeros."""
     zeros = torch.zeros((), dtype=spec.dtype, device=device)
     made = {"embedded": zeros.new_zeros(*shape, spec.width), "seen": zeros.new_zeros(shape, dtype=torch.bool)}
@@ -322,8 +322,8 @@ def zeros_for(spec: PromptSpec, shape: tuple[int, int], cache_len: int, device: 
     return made
 
 
-_shared_zeros = functools.lru_cache(maxsize=8)(zeros_for)
-"""A cached `zeros_for`: calls share the returned tensors, so nothing may write to them."""
+_shared_zero_inputs = functools.lru_cache(maxsize=8)(zero_inputs)
+"""A cached `zero_inputs`: calls share the returned tensors, so nothing may write to them."""
 
 
 def position_ids_format(spec: PromptSpec | None) -> tuple[tuple[int, ...], torch.dtype]:

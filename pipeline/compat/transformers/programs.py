@@ -32,12 +32,12 @@ def audio_input_sizes(model: Pretrained) -> tuple[int, int]:
     return config.num_mel_bins, config.max_source_positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]
 
 
-def layer_path_pattern(step: torch.nn.Module, part: torch.nn.Module) -> str:
-    """Return an `fnmatch` pattern that matches, in ``step``, the paths of the layers of ``part``: the items of its
-    largest ``ModuleList``. Return "" if it has no ``ModuleList``."""
-    lists = [each for each in part.modules() if isinstance(each, torch.nn.ModuleList) and len(each) > 1]
+def layer_path_pattern(module: torch.nn.Module, submodule: torch.nn.Module) -> str:
+    """Return an `fnmatch` pattern that matches the paths, in ``module``, of the layers of ``submodule``: the items of
+    the largest ``ModuleList`` in ``submodule``. Return "" if there is no ``ModuleList``."""
+    lists = [each for each in submodule.modules() if isinstance(each, torch.nn.ModuleList) and len(each) > 1]
     most = max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=None)
-    return next((f"{path}.*" for path, each in step.named_modules() if each is most and path), "")
+    return next((f"{path}.*" for path, each in module.named_modules() if each is most and path), "")
 
 
 class Decoder(torch.nn.Module):
@@ -74,18 +74,18 @@ class Decoder(torch.nn.Module):
         self,
         cache: Pretrained,
         position_ids: torch.Tensor,
-        wanted: torch.Tensor | None,
+        logit_indices: torch.Tensor | None,
         **inputs: torch.Tensor | EncoderOutput | None,
     ) -> torch.Tensor:
         """Call the model with these inputs, passed by the model's own argument names, and return its logits."""
         places = {self.places: position_ids} if self.places else {}
         can_keep = has_parameter(self.model, "logits_to_keep")
-        keep = {"logits_to_keep": 1 if wanted is None else wanted} if can_keep else {}
+        keep = {"logits_to_keep": 1 if logit_indices is None else logit_indices} if can_keep else {}
         out = self.model(**inputs, **places, **keep, **{self.cache_name: cache}, use_cache=True)
         found: torch.Tensor = out.logits
-        if wanted is None:
+        if logit_indices is None:
             return found[:, -1:]
-        return found if keep else found.index_select(1, wanted)
+        return found if keep else found.index_select(1, logit_indices)
 
     def forward(
         self,

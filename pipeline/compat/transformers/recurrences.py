@@ -44,8 +44,8 @@ class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
         count: the number of convolutions in the layer.
         model: the name of the model.
 
-    ``is_initialized`` is False, since there are no keys. Layers with cross attention to an image (Mllama) read it; they
-    have no keys without an image.
+    ``is_initialized`` is False, since there are no keys. Layers with cross attention to an image (Mllama) read this
+    attribute: without an image they have no keys.
     """
 
     is_initialized = False
@@ -90,16 +90,16 @@ class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
         return x if self.mask is None else x * self.mask
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-        """Return the states unchanged: the replaced recurrence functions (`scan`) have already stored them."""
+        """Return the states unchanged: the replacements (`run_operator`) have already stored them."""
         if not self.scans:
             raise self._unsupported_error()
         return recurrent_states
 
-    def scan(self, operator: Target, shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
+    def run_operator(self, operator: Target, state_shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
         """Apply a recurrence operator to tokens and the stored state; store the new state, return the result."""
         name, like = f"recurrent_{self.scans}", inputs[0]
         assert like is not None
-        output, last = operator(*inputs, self.state_before(name, shape, like))
+        output, last = operator(*inputs, self.state_before(name, state_shape, like))
         self.own[name].copy_(last)
         self.scans += 1
         return output  # type: ignore[no-any-return]
@@ -168,7 +168,7 @@ def delta_rule(
     if use_qk_l2norm_in_kernel:
         q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     shape = (rows, heads, value.shape[-1], width)
-    output = states.scan(LINEAR_ATTENTION, shape, q * width**-0.5, k, v, decay, rate)
+    output = states.run_operator(LINEAR_ATTENTION, shape, q * width**-0.5, k, v, decay, rate)
     return output.transpose(1, 2).to(query.dtype), states.own["recurrent_0"]
 
 
@@ -193,7 +193,7 @@ def mamba2(
     key, query = (x.float().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2) for x in (b, c))
     value, decay = (inputs * step[..., None]).transpose(1, 2), (a.float() * step).transpose(1, 2)
     shape = (rows, heads, width, b.shape[-1])
-    output = states.scan(LINEAR_ATTENTION, shape, query, key, value, decay, None).transpose(1, 2).contiguous()
+    output = states.run_operator(LINEAR_ATTENTION, shape, query, key, value, decay, None).transpose(1, 2).contiguous()
     through = kwargs.get("D")
     output = output if through is None else output + through[..., None] * inputs
     return (output, states.own["recurrent_0"]) if kwargs.get("return_final_states") else output
@@ -217,7 +217,7 @@ def mamba(
     step = _step_size(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
     (rows, width, _), name = hidden_states.shape, f"recurrent_{states.scans}"
     given = hidden_states.float(), step, a.float(), b.float(), c.float()
-    output = states.scan(SELECTIVE_SCAN, (rows, width, a.shape[-1]), *given)
+    output = states.run_operator(SELECTIVE_SCAN, (rows, width, a.shape[-1]), *given)
     through = kwargs.get("D")
     output = output if through is None else output + hidden_states * through[:, None]
     output = output if z is None else output * silu(z)

@@ -46,15 +46,15 @@ def prod(input_val: Argument, dim: Argument, keepdim: bool) -> Expression:
     return made
 
 
-def _extreme_block(name: str, indexed: Operator, plain: Operator) -> Function:
+def _extreme_block(name: str, indexed_op: Operator, plain_op: Operator) -> Function:
     """Return a building block for the largest or smallest element; along one dim, it returns [values, indices]."""
 
     def extreme(input_val: Argument, dim: Argument, keepdim: bool, return_indices: bool) -> Expression:
         dims = _as_list(dim)
         if not return_indices:
-            return call(plain, input_val, dims, keepdim)
-        both = call(indexed, input_val, dims[0], keepdim) if len(dims) == 1 else None
-        return [call(plain, input_val, dims, keepdim), None] if both is None else [both[0], both[1]]
+            return call(plain_op, input_val, dims, keepdim)
+        both = call(indexed_op, input_val, dims[0], keepdim) if len(dims) == 1 else None
+        return [call(plain_op, input_val, dims, keepdim), None] if both is None else [both[0], both[1]]
 
     return block(extreme, f"aten.a{name}.default; with indices aten.{name}.dim, of one dim -> [values, indices]")
 
