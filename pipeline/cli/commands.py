@@ -167,7 +167,7 @@ class _Version(argparse.Action):
 
 
 def _create_parsers(requested_command: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of the command line, and of the requested command, the only command whose arguments it has."""
+    """Return two parsers: of the whole command line, and of the requested command. Other commands have no arguments."""
     parser = chosen = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print the versions of pipeline, torch and TensorRT"

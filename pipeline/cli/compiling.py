@@ -98,7 +98,7 @@ def run_compile(options: argparse.Namespace) -> int:
 
 
 def run_pipeline(pipeline: Any, source: Source) -> Any:
-    """Compile a model from the command line; raise a `CaptureError` for any error while it is captured.
+    """Compile a model from the command line; raise a `CaptureError` for any error during its capture.
 
     The graphs that torch.export prints to stderr with its exceptions are not shown.
     """

@@ -84,7 +84,7 @@ def _parse_ids(text: str) -> list[int]:
 
 
 def _load_model(spec: str, seed: int) -> Any:
-    """Return a decoder-only model of transformers: with the weights in its folder, or random weights if it has none."""
+    """Load a decoder-only transformers model from a folder or factory; weights that a folder lacks are random."""
     import transformers
 
     torch.manual_seed(seed)

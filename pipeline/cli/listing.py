@@ -90,7 +90,7 @@ def _markdown_table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def describe_operator(typed_name: str) -> tuple[str, bool]:
-    """Describe converters and decompositions of an operator (or all its overloads), and return whether it has any."""
+    """Describe the converters and decompositions of an operator or all its overloads; return whether there are any."""
     name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", typed_name.strip()).replace("::", ".")
     if not name:
         raise UsageError("the operator's name is empty; `pipeline support` lists all operators with a converter")

@@ -64,8 +64,8 @@ METAVARS: Final[Mapping[str, str]] = {
 
 
 def add_setting_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flag ``--precision``, and a flag for each field of CompilationSettings. Its help text is the first
-    sentence of the field's documentation and the default."""
+    """Add the flag ``--precision``, and a flag for each field of CompilationSettings. The help text of such a flag is
+    the first sentence of the field's documentation, followed by the default."""
     parser.add_argument(
         "--precision",
         choices=("fp32", "fp16", "bf16", "float32", "float16", "bfloat16"),

@@ -169,8 +169,8 @@ def _json_value(_: object, __: object, value: object) -> Any:
 
 
 def write_results(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
-    """Write the engines, both reports (text and JSON) and the program's web page to a new folder; if an error occurs,
-    no folder is created."""
+    """Write the engines, both reports (text and JSON) and the program's web page to a folder. If an error occurs, an
+    existing folder is unchanged, and a new folder is not created."""
     with replace_folder(folder) as scratch:
         for file, engine in zip(report.engines, compiled.engines, strict=True):
             (scratch / file.file).write_bytes(memoryview(engine.checked_plan()))

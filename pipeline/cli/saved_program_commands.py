@@ -142,7 +142,7 @@ def parse_input_flags(program: Compiled, input_flags: Sequence[str]) -> dict[str
 
 
 def parse_input(port: Port, text: str) -> Any:
-    """Convert a command-line value to a tensor for an input: the array in a file, or a number."""
+    """Convert the text of a flag to the value of an input: a file's array to a tensor, or a number to an int."""
     if port.kind != "tensor":
         try:
             return int(text)

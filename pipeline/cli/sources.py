@@ -74,7 +74,7 @@ def names_a_model(spec: str) -> bool:
 
 
 def load_source(spec: str, inputs: Sequence[Input] = ()) -> Source:
-    """Load the model that a SPEC names, with ``inputs`` or its own inputs; raise a `UsageError` if there is none."""
+    """Load the model that a SPEC names, with ``inputs`` or its own inputs; raise a `UsageError` if it is missing."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():
         source = _source_from_result(spec, spec.partition(":")[2].rpartition(".")[2], call_factory(spec))
     elif spec.endswith(tuple(READERS)):
@@ -131,7 +131,7 @@ READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedPro
 
 
 def call_factory(spec: str) -> object:
-    """Return the model of ``package.module:factory``: the result of the factory, or the module that has this name."""
+    """Return the model of ``package.module:factory``: the factory's result, or the nn.Module that has this name."""
     module_name, _, attribute = spec.partition(":")
     factory = _get_attribute(_import_module(module_name), module_name, attribute)
     if callable(factory) and not isinstance(factory, torch.nn.Module):

@@ -88,8 +88,8 @@ def _sdpa_refuses_softcap() -> bool:
 
 
 def _additive_bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the tensor to add to attention scores. For a bool mask it is the bias (or 0) where the mask is True, and
-    the dtype's lowest number elsewhere; it is None if there is neither a mask nor a bias."""
+    """Return the tensor to add to attention scores. For a bool mask, the tensor has the bias (or 0) where the mask is
+    True, and the dtype's lowest number elsewhere. Return None if there is neither a mask nor a bias."""
     if mask is not None and mask.dtype == torch.bool:
         lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=mask.device)
         return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias, lowest)
@@ -218,8 +218,8 @@ def attention_without_branches() -> Iterator[None]:
 @contextmanager
 def experts_without_loops(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which each expert of Switch Transformers computes all rows, and a mask selects the rows that
-    are routed to it. transformers loops over experts, a loop of data-dependent length; for other mixtures of experts it
-    has grouped matmuls (`attention_without_branches`)."""
+    are routed to it. transformers' own loop over the experts has a data-dependent length; other mixtures of experts
+    use grouped matmuls (`attention_without_branches`)."""
     with ExitStack() as stack:
         for each in step.modules():
             if type(each).__name__ == "SwitchTransformersExperts":

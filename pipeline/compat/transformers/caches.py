@@ -253,7 +253,7 @@ class FilledCache(Cache):
 
     def crop(self, max_length: int) -> None:
         """Remove the last tokens from the cache: ``-max_length`` of them or, if ``max_length`` is above 0, all but the
-        first ``max_length``. Recurrent states cannot be reverted, which raises an error."""
+        first ``max_length``. Raise a `ValueError` for recurrent states, which cannot be reverted."""
         length = min(max_length, self.length) if max_length > 0 else max(self.length + max_length, 0)
         if length != self.length and not self.is_croppable:
             raise ValueError("recurrent states cannot be cropped to fewer tokens: generate without assistant_model")

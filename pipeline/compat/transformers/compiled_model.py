@@ -71,7 +71,7 @@ def create_weightless_copy(
     runners: Mapping[str, CompiledModule],
 ) -> CompiledGeneration:
     """Return a copy of the model without weights (meta tensors), which keeps every attribute that ``generate`` reads.
-    In a multimodal model, programs replace the image and audio encoders; projections and embeddings are real."""
+    In a multimodal model, programs replace the image and audio encoders; projections and embeddings keep weights."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}

@@ -90,7 +90,7 @@ class IgnoredOutput(BaseModelOutputWithPast):
 
 
 def capture_decoder_inputs(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]:
-    """Return the inputs that a model's own code passes to its language model. Raises nothing, so it can be traced."""
+    """Return the inputs that a model's own code passes to its language model; torch.export can trace this."""
     calls: list[Mapping[str, Pretrained]] = []
 
     def forward(*_: object, **given: Pretrained) -> IgnoredOutput:

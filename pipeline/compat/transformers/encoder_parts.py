@@ -48,7 +48,7 @@ class EncoderInputs:
 
     @classmethod
     def from_call(cls, call: EncoderCall) -> EncoderInputs | None:
-        """Return the inputs of an encoder call; None if it has other tensors. For audio, integers are the lengths."""
+        """Return the inputs of an encoder call; None for a call with other tensors. Audio has lengths as integers."""
         tensors = [x for x in call.flat[0] if isinstance(x, torch.Tensor)]
         floats = [x for x in tensors if x.is_floating_point()]
         lengths = call.kwargs.get(LENGTHS)
@@ -85,7 +85,7 @@ class Family:
     @classmethod
     @abstractmethod
     def layouts(cls, inputs: EncoderInputs) -> list[tuple[int, ...]]:
-        """Return the layouts (such as grids) of a call's images or sounds; empty if it is of another family."""
+        """Return the layouts (such as grids) of a call's images or sounds; empty for a call of another family."""
 
     @classmethod
     @abstractmethod
@@ -105,7 +105,7 @@ class Family:
 
     @abstractmethod
     def arguments_for_part(self, part: Part) -> CallArgs:
-        """Return the encoder's ``args`` and ``kwargs`` for a part, with values that it would compute in Python."""
+        """Return an encoder's arguments for a part, including values that the encoder otherwise computes in Python."""
 
     @abstractmethod
     def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
@@ -137,7 +137,7 @@ class CallGroup:
     calls: tuple[EncoderCall, ...] = ()
 
     def split_call(self, call: EncoderCall) -> list[CallArgs]:
-        """Return the program's ``args`` and ``kwargs`` for each part of a call; empty if it cannot run the call."""
+        """Return the program's ``args`` and ``kwargs`` for each part of a call; empty for a call that it cannot run."""
         parts = self.parts(call)
         fit = all(size in own for part in parts for size, own in zip(_tensor_sizes(part), self.sizes, strict=True))
         return parts if fit else []

@@ -171,8 +171,8 @@ class ImageEncoders(Family):
 
 @frozen
 class AudioEncoders(Family):
-    """Encoders of audio [bins, frames] that they split into chunks of equal length (Qwen2.5-Omni, Qwen3-Omni). A call
-    is not split: it is a single part with at least one full chunk.
+    """Encoders that split audio [bins, frames] into chunks of equal length (Qwen2.5-Omni, Qwen3-Omni). A call is not
+    split into parts: it is a single part with at least one full chunk.
 
     Attributes:
         chunk: the number of frames in a chunk.

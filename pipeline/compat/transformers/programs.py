@@ -169,7 +169,7 @@ class CrossDecoder(Decoder):
         cross: tuple[torch.Tensor, ...],
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run like `Decoder.forward`; ``cross``: cross attention's keys, values [batch, heads, encoded, width]."""
+        """Run like `Decoder.forward`; ``cross``: keys and values [batch, heads, encoded, width] for cross attention."""
         own = self.create_cache(start, input_ids, attention_mask)
         pairs = zip(cross[0::2], cross[1::2], strict=True)
         layers = [CrossAttentionLayer(keys, values) for keys, values in pairs]

@@ -122,7 +122,7 @@ def causal_convolution(
     activation: str | None = None,
     **kwargs: object,
 ) -> Tensor:
-    """Replace ``causal_conv1d_fn``: compute it on the stored inputs followed by the new ones. The convolution is a sum
+    """Replace ``causal_conv1d_fn``: convolve the stored inputs followed by the new inputs. The convolution is a sum
     over the kernel's positions in float32, which TensorRT fuses with neighbouring layers."""
     states = _current.get()
     if states is None or states.joined is not hidden_states:
