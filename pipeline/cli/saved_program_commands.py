@@ -67,7 +67,7 @@ def run_program(options: argparse.Namespace) -> str:
     if not folder.is_dir():
         raise UsageError(f"{options.output.name!r} cannot be written: the folder {str(folder)!r} does not exist")
     program = _load_program(options)
-    given = dict(_parse_all_inputs(program, options.inputs))
+    given = dict(_input_values(program, options.inputs))
     module = program.module(options.executor)
     try:
         outputs = called_by_name(program.program, module, given)
@@ -83,7 +83,7 @@ def run_verify(options: argparse.Namespace) -> str:
     """Run ``pipeline verify``: compare a saved program with eager PyTorch; return errors and bounds as text."""
     check_exists(options.file)
     program = _load_program(options)
-    calls = [named_args(program.program, dict(_parse_all_inputs(program, options.inputs)))] if options.inputs else None
+    calls = [named_args(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
     return str(verify(inputs=calls, executor=options.executor)(program).agreement)
 
 
@@ -117,7 +117,7 @@ def run_export(options: argparse.Namespace) -> str:
     return f"written to {target}"
 
 
-def _parse_all_inputs(program: Compiled, input_flags: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _input_values(program: Compiled, input_flags: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Return a saved program's inputs as (name, value) pairs; raise a `UsageError` if an input is missing."""
     ports = {port.name: port for port in inputs_of(program.program)}
     found = parse_input_flags(program, input_flags)

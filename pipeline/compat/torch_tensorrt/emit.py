@@ -76,30 +76,30 @@ def _convert_nodes(
     ctx: ConversionContext, name: str, validated: Validated, inputs: dict[str, Argument]
 ) -> dict[str, Argument]:
     """Convert each node of a program to layers; return the nodes' values in the network, by node name."""
-    program, values, around = validated.program, dict(inputs), (ctx.node, ctx.marks)
+    program, env, around = validated.program, dict(inputs), (ctx.node, ctx.marks)
     marks = find_marks([node for node in program.graph.nodes if node.op == "call_function"], ctx.ranges)
     ctx.marks = Marks([*ctx.marks.of_segment(), *marks])
     try:
         for node in program.graph.nodes:
-            if node.op == "placeholder" and node.name not in values:
-                values[node.name] = program.constants[node.name].evaluate({})
+            if node.op == "placeholder" and node.name not in env:
+                env[node.name] = program.constants[node.name].evaluate({})
             elif node.op == "call_function":
                 ctx.node = node
-                values[node.name] = _convert_node(ctx, name, node, validated, values)
-                ctx.record_result_shapes(values[node.name], node.meta.get("val"))
+                env[node.name] = _convert_node(ctx, name, node, validated, env)
+                ctx.record_result_shapes(env[node.name], node.meta.get("val"))
     finally:
         ctx.node, ctx.marks = around
-    return values
+    return env
 
 
 def _convert_node(
-    ctx: ConversionContext, name: str, node: torch.fx.Node, validated: Validated, values: dict[str, Argument]
+    ctx: ConversionContext, name: str, node: torch.fx.Node, validated: Validated, env: dict[str, Argument]
 ) -> Argument:
     verdict = validated.verdicts[node.name]
     if verdict.choice is None:
         reasons = "; ".join(map(str, verdict.reasons))
         raise NetworkError(f"no converter supports the call of {verdict.target} in the block {name!r}: {reasons}")
-    args, kwargs = barriers.arguments(ctx, name, node, lambda each: values[each.name])
+    args, kwargs = barriers.arguments(ctx, name, node, lambda each: env[each.name])
     made = verdict.choice.support.converter_implementation(ctx, node.target, args, kwargs, name)
     return barriers.result(ctx, name, node, made)
 

@@ -65,14 +65,14 @@ def as_context(ctx: Conversion) -> ConversionContext:
     return ctx
 
 
-def transpose_constant(ctx: ConversionContext, name: str, constant_view: torch.Tensor) -> Argument:
+def transpose_constant(ctx: ConversionContext, name: str, value: torch.Tensor) -> Argument:
     """Replace a transposed view of a constant by layers that transpose the constant, which can then be refitted."""
-    constant = None if ctx.find_constant(constant_view) is not None else ctx.find_base_constant(constant_view)
-    order = sorted(range(constant_view.dim()), key=constant_view.stride, reverse=True)
-    if constant is None or not constant_view.permute(order).is_contiguous():
-        return constant_view
-    rows = base.reshape(ctx, name, base.tensor(ctx, name, constant), tuple(constant_view.shape[dim] for dim in order))
-    return base.permute(ctx, name, rows, [order.index(dim) for dim in range(constant_view.dim())])
+    constant = None if ctx.find_constant(value) is not None else ctx.find_base_constant(value)
+    order = sorted(range(value.dim()), key=value.stride, reverse=True)
+    if constant is None or not value.permute(order).is_contiguous():
+        return value
+    rows = base.reshape(ctx, name, base.tensor(ctx, name, constant), tuple(value.shape[dim] for dim in order))
+    return base.permute(ctx, name, rows, [order.index(dim) for dim in range(value.dim())])
 
 
 SAME_SHAPE: Final = frozenset(
