@@ -98,7 +98,7 @@ def _convert_node(
     verdict = validated.verdicts[node.name]
     if verdict.choice is None:
         reasons = "; ".join(map(str, verdict.reasons))
-        raise NetworkError(f"no converter supports the call of {verdict.target} in the block {name!r}: {reasons}")
+        raise NetworkError(f"{name}: no converter supports this call of {verdict.target}: {reasons}")
     args, kwargs = barriers.arguments(ctx, name, node, lambda each: env[each.name])
     made = verdict.choice.support.converter_implementation(ctx, node.target, args, kwargs, name)
     return barriers.result(ctx, name, node, made)

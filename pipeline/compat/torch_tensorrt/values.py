@@ -66,7 +66,7 @@ def as_context(ctx: Conversion) -> ConversionContext:
 
 
 def transpose_constant(ctx: ConversionContext, name: str, value: torch.Tensor) -> Argument:
-    """Replace a transposed view of a constant by layers that transpose the constant, which can then be refitted."""
+    """Replace a transposed view of a constant by layers that transpose it, so that it can be refitted."""
     constant = None if ctx.find_constant(value) is not None else ctx.find_base_constant(value)
     order = sorted(range(value.dim()), key=value.stride, reverse=True)
     if constant is None or not value.permute(order).is_contiguous():
