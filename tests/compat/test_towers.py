@@ -101,7 +101,7 @@ def test_sizes_that_no_program_can_have_together_have_one_each(monkeypatch: pyte
 def test_sizes_between_that_a_program_refuses_run_in_pytorch() -> None:
     known = (EncoderCall("t", (torch.zeros(2, width),), {}) for width in (4, 8))
     sizes = encoder_parts.group_of_whole_calls(torch.nn.Identity(), tuple(known))
-    assert sizes.split(EncoderCall("t", (torch.zeros(2, 6),), {}))
+    assert sizes.split_call(EncoderCall("t", (torch.zeros(2, 6),), {}))
 
     def refuse(x: torch.Tensor) -> torch.Tensor:
         raise pipeline.ShapeError("x", 1, x.shape[1], (4, 8), "a multiple of 4")
