@@ -304,7 +304,7 @@ def _chunk_inputs(spec: PromptSpec, prompt: Prompt, start: int, end: int, first:
     if prompt.ahead is not None:
         made["ahead"][:, :, first : first + prompt.ahead.shape[1]] = prompt.ahead[:, part]
         if made["ahead"][:, :, end:].any():
-            why = "the tokens of one image attend to each other, but the prompt is split into calls between them"
+            why = "the tokens of an image attend to each other, but the prompt is split into calls between them"
             raise ExecutionError(why, "compile with a larger max_prompt_len")
     return made
 
