@@ -36,7 +36,7 @@ from benchmarks.turns import in_turns
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.cli.usage import first_line
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.compat.transformers.caches import cache_name, has_parameter
+from pipeline.compat.transformers.caches import cache_argument, has_parameter
 from pipeline.compose.events import Event
 from pipeline.records.profile import Profile
 from pipeline.stages import choose
@@ -155,7 +155,7 @@ def theirs(model: Any, batch: int, positions: int, lengths: Sequence[int], mode:
 def _theirs(model: Any, batch: int, positions: int, tokens: int, mode: str | None) -> Call:
     cache = StaticCache(config=model.config, max_cache_len=positions)
     given = step_inputs(batch, positions, tokens)
-    how = {"input_ids": given["input_ids"], cache_name(model): cache, "use_cache": True}
+    how = {"input_ids": given["input_ids"], cache_argument(model): cache, "use_cache": True}
     how |= {"position_ids": given["position_ids"]} if has_parameter(model, "position_ids") else {}
     how |= {"logits_to_keep": 1} if has_parameter(model, "logits_to_keep") else {}
     step = torch.compile(model, mode=mode, dynamic=False) if mode else model

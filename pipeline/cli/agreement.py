@@ -42,23 +42,24 @@ def measure_agreement(compiled: Compiled, source: Source) -> Agreement:
     return largest_difference(ours, eager, module.executor)
 
 
-def largest_difference(ours: object, eager: object, executor: Executor = "reference") -> Agreement:
-    """Return the largest differences between a compiled program's outputs and eager's, both pytrees; raise a
-    `ValueError` if they differ in structure, dtype or shape."""
-    (left, spec), (right, expected) = tree_flatten(ours), tree_flatten(eager)
+def largest_difference(compiled_outputs: object, eager_outputs: object, executor: Executor = "reference") -> Agreement:
+    """Return the largest differences between a compiled program's outputs and eager PyTorch's, two pytrees; raise a
+    `ValueError` if the pytrees differ in structure, dtype or shape."""
+    (left, spec), (right, expected) = tree_flatten(compiled_outputs), tree_flatten(eager_outputs)
     if spec != expected:
         raise ValueError(f"the compiled outputs have the structure {spec}, but eager's outputs have {expected}")
-    pairs = [_output_errors(i, a, b) for i, (a, b) in enumerate(zip(left, right, strict=True))]
+    pairs = [_absolute_and_relative_error(i, a, b) for i, (a, b) in enumerate(zip(left, right, strict=True))]
     worst = [max((float(pair[k]) for pair in pairs), default=0.0) for k in (0, 1)]
     return Agreement(worst[0], worst[1], executor)
 
 
-def _output_errors(index: int, ours: Any, eager: Any) -> tuple[float, float]:
+def _absolute_and_relative_error(index: int, compiled: Any, eager: Any) -> tuple[float, float]:
     if not isinstance(eager, torch.Tensor):
-        return (0.0, 0.0) if ours == eager else (float("inf"), float("inf"))
-    if ours.shape != eager.shape or ours.dtype != eager.dtype:
-        raise ValueError(f"output {index} is {ours.dtype}{list(ours.shape)}, in eager {eager.dtype}{list(eager.shape)}")
-    a, b = ours.detach().cpu(), eager.detach().cpu()
+        return (0.0, 0.0) if compiled == eager else (float("inf"), float("inf"))
+    kinds = [f"{each.dtype}{list(each.shape)}" for each in (compiled, eager)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"output {index} is {kinds[0]} when compiled, but {kinds[1]} in eager PyTorch")
+    a, b = compiled.detach().cpu(), eager.detach().cpu()
     same = (a == b) | ((a != a) & (b != b))
     kind = torch.complex128 if a.is_complex() else torch.float64
     gap = torch.where(same, 0, (a.to(kind) - b.to(kind)).abs()).nan_to_num(nan=float("inf"))

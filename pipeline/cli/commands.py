@@ -38,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that reports an error in one line, as a `UsageError`."""
 
     def error(self, message: str) -> typing.NoReturn:
-        raise UsageError(f"{message} (`{self.prog} --help` shows the usage)")
+        raise UsageError(f"invalid arguments: {message} (`{self.prog} --help` shows the usage)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _print_error(130, "interrupted")
     except BrokenPipeError:  # the reader closed the pipe: `pipeline support | head`
-        _drop_output()
+        _discard_output()
         return 141
     except OSError as error:
-        _drop_output()
+        _discard_output()
         return _print_error(1, str(error))
 
 
@@ -97,7 +97,7 @@ def _print_error(code: int, message: str) -> int:
     return code
 
 
-def _drop_output() -> None:
+def _discard_output() -> None:
     """Discard output that a closed pipe did not accept; Python would write it again at exit, and report an error."""
     with contextlib.suppress(OSError, ValueError):
         stdout = sys.stdout.fileno()
@@ -137,7 +137,6 @@ def _show_warnings() -> Iterator[None]:
 SHOWN: Final = (AgreementWarning, ArtifactWarning, CoverageWarning, VersionWarning)
 """The classes of this package's warnings that the command line prints, each as one line."""
 
-
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "compile": ("compiling", "compile a model; write its engines and a report"),
     "bisect": ("compiling", "find the nodes whose engine is wrong; exit with 1 if there are any"),
@@ -167,8 +166,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _create_parsers(requested: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the command line's parser and the requested command's parser; only the latter has its arguments."""
+def _create_parsers(requested_command: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """Return two parsers: of the whole command line, and of the requested command. Other commands have no arguments."""
     parser = chosen = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print the versions of pipeline, torch and TensorRT"
@@ -176,7 +175,7 @@ def _create_parsers(requested: str) -> tuple[argparse.ArgumentParser, argparse.A
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        if name == requested:
+        if name == requested_command:
             found, chosen = importlib.import_module(f"pipeline.cli.{module}"), command
-            getattr(found, f"add_{name.replace('-', '_')}")(command)
+            getattr(found, f"add_{name.replace('-', '_')}_arguments")(command)
     return parser, chosen

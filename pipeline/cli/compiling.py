@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pipeline.cli.agreement import Agreement, measure_agreement
-from pipeline.cli.listing import describe_target, operator_lines, operators_page
-from pipeline.cli.options import add_settings, add_source, create_pipeline, parse_source
+from pipeline.cli.listing import describe_operator, operators_page, operators_text
+from pipeline.cli.options import add_model_arguments, add_setting_flags, create_pipeline, parse_source
 from pipeline.cli.reporting import CompilationReport, write_results
 from pipeline.cli.sources import Source
 from pipeline.cli.usage import UsageError, first_line
@@ -25,8 +25,8 @@ from pipeline.stages.verify import OnFailure, verify
 from pipeline.verification.bisection import MAX_BUILDS
 
 
-def add_compile(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
+def add_compile_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="where to write; default: NAME.engines")
     parser.add_argument("--force", action="store_true", help="replace DIR if it has files already")
     parser.add_argument("--save", metavar="FILE", type=Path, help="save the program to a file as well: NAME.trtp")
@@ -44,36 +44,36 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         "largest sizes, and fail, warn, or compile what is wrong in another form where it is further from float64 than "
         "4 times eager",
     )
-    add_settings(parser)
-    parser.set_defaults(run=compile_command)
+    add_setting_flags(parser)
+    parser.set_defaults(run=run_compile)
 
 
-def add_bisect(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
+def add_bisect_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to write the script that shows it")
     parser.add_argument(
         "--limit", type=int, default=MAX_BUILDS, metavar="N", help="the most builds (default: %(default)s)"
     )
-    add_settings(parser)
-    parser.set_defaults(run=bisect_command)
+    add_setting_flags(parser)
+    parser.set_defaults(run=run_bisect)
 
 
-def add_support(parser: argparse.ArgumentParser) -> None:
+def add_support_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", nargs="?", help="one operator: aten.topk.default, aten::topk, topk")
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/operators.md")
-    parser.set_defaults(run=support_command)
+    parser.set_defaults(run=run_support)
 
 
-def add_print(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
-    add_settings(parser)
-    parser.set_defaults(run=print_command)
+def add_print_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    add_setting_flags(parser)
+    parser.set_defaults(run=run_print)
 
 
-def compile_command(options: argparse.Namespace) -> int:
+def run_compile(options: argparse.Namespace) -> int:
     folder = options.output
     if folder is not None:
-        _check_output(folder, options.force)
+        _check_output_folder(folder, options.force)
     if options.save is not None and not options.save.absolute().parent.is_dir():
         raise UsageError(f"--save {options.save}: the folder {str(options.save.absolute().parent)!r} does not exist")
     compile = create_pipeline(options)
@@ -81,10 +81,10 @@ def compile_command(options: argparse.Namespace) -> int:
         compile = compile | verify(options.verify)
     source = parse_source(options)
     folder = folder or Path(f"{source.name}.engines")
-    _check_output(folder, options.force)
+    _check_output_folder(folder, options.force)
     with StageProgress(show=options.setting_progress) as progress:
         compiled = run_pipeline(compile.observed_by(progress), source)
-    agreement, note = _agreement(options, compiled, source)
+    agreement, note = _agreement_or_note(options, compiled, source)
     report = CompilationReport.of(options.spec, compiled, progress, agreement, note, options.precision)
     try:
         write_results(folder, compiled, report)
@@ -98,7 +98,7 @@ def compile_command(options: argparse.Namespace) -> int:
 
 
 def run_pipeline(pipeline: Any, source: Source) -> Any:
-    """Compile a model from the command line; raise a `CaptureError` for any error while it is captured.
+    """Compile a model from the command line; raise a `CaptureError` for any error during its capture.
 
     The graphs that torch.export prints to stderr with its exceptions are not shown.
     """
@@ -113,7 +113,7 @@ def run_pipeline(pipeline: Any, source: Source) -> Any:
         raise
 
 
-def bisect_command(options: argparse.Namespace) -> int:
+def run_bisect(options: argparse.Namespace) -> int:
     compile, source = create_pipeline(options), parse_source(options)
     found = run_pipeline(partial(bisect, compile=compile, limit=options.limit), source)
     print(found)
@@ -125,7 +125,7 @@ def bisect_command(options: argparse.Namespace) -> int:
     return 1 if found.faults else 0
 
 
-def _agreement(options: argparse.Namespace, compiled: Compiled, source: Source) -> tuple[Agreement | None, str]:
+def _agreement_or_note(options: argparse.Namespace, compiled: Compiled, source: Source) -> tuple[Agreement | None, str]:
     """Return the compiled program's error against eager PyTorch, or None and the reason why it was not measured."""
     if options.no_check:
         return None, "--no-check"
@@ -137,32 +137,32 @@ def _agreement(options: argparse.Namespace, compiled: Compiled, source: Source) 
         return None, f"{type(error).__name__}: {first_line(error)}"
 
 
-def _check_output(folder: Path, force: bool) -> None:
+def _check_output_folder(folder: Path, may_replace: bool) -> None:
     parent = Path(os.path.realpath(folder)).parent
     if not parent.is_dir():
         there = parent if folder.is_symlink() else folder.parent
         raise UsageError(f"the output {folder.name!r} cannot be written: the folder {str(there)!r} does not exist")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"-o {folder}: expected a folder, and this is a file")
-    if folder.is_dir() and any(folder.iterdir()) and not force:
+    if folder.is_dir() and any(folder.iterdir()) and not may_replace:
         raise UsageError(f"the output folder {str(folder)!r} is not empty; pass --force to replace it")
 
 
-def support_command(options: argparse.Namespace) -> int:
+def run_support(options: argparse.Namespace) -> int:
     if options.markdown:
         if options.target is not None:
             raise UsageError("--markdown prints the table of all operators, and takes no TARGET")
         print(operators_page())
     elif options.target is None:
-        print(operator_lines())
+        print(operators_text())
     else:
-        text, supported = describe_target(options.target)
+        text, supported = describe_operator(options.target)
         print(text)
         return 0 if supported else 1
     return 0
 
 
-def print_command(options: argparse.Namespace) -> int:
+def run_print(options: argparse.Namespace) -> int:
     compile = create_pipeline(options).until("convert")
     source = parse_source(options)
     with StageProgress(show=options.setting_progress) as progress:

@@ -18,7 +18,7 @@ from pipeline.records.wording import kind_of
 GROUP: Final = "pipeline.generation"
 
 
-def add_generate(parser: argparse.ArgumentParser) -> None:
+def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a folder with config.json, or package.module:factory")
     parser.add_argument(
         "--prompt-ids",
@@ -84,7 +84,7 @@ def _parse_ids(text: str) -> list[int]:
 
 
 def _load_model(spec: str, seed: int) -> Any:
-    """Return a decoder-only model of transformers: with the weights in its folder, or random weights if it has none."""
+    """Load a decoder-only transformers model from a folder or factory; weights that a folder lacks are random."""
     import transformers
 
     torch.manual_seed(seed)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 
 from pipeline.artifact.inspect import inspect
-from pipeline.cli.usage import add_file, check_exists
+from pipeline.cli.usage import add_file_argument, check_exists
 
 
-def add_inspect(parser: argparse.ArgumentParser) -> None:
-    add_file(parser)
+def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the file's manifest instead")
     parser.set_defaults(text=run_inspect)
 

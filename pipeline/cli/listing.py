@@ -18,7 +18,7 @@ from pipeline.decomposition.complex_rules import RULES
 from pipeline.stages.validate import DTYPES, MAX_RANK
 
 
-def operator_lines() -> str:
+def operators_text() -> str:
     """Return the table of supported operators: a line for each operator that has a converter."""
     rows = support_table(DYNAMO_CONVERTERS)
     width = max(len(row.target) for row in rows)
@@ -71,13 +71,13 @@ def operators_page() -> str:
     )
 
 
-def _abbreviate_names(targets: list[str], known: Sequence[str]) -> str:
-    """Abbreviate operator names: all overloads of an operator in ``known`` become the operator's name."""
+def _abbreviate_names(targets: list[str], known_operators: Sequence[str]) -> str:
+    """Abbreviate operator names: all overloads of an operator in ``known_operators`` become the operator's name."""
     packets: dict[str, list[str]] = {}
     for target in targets:
         packets.setdefault(target.rpartition(".")[0], []).append(target)
     short = (
-        [packet] if {*found} >= {each for each in known if each.rpartition(".")[0] == packet} else found
+        [packet] if {*found} >= {each for each in known_operators if each.rpartition(".")[0] == packet} else found
         for packet, found in packets.items()
     )
     return ", ".join(f"`{name.removeprefix('aten.')}`" for names in short for name in names)
@@ -88,26 +88,26 @@ def _markdown_table(header: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *escaped)]
 
 
-def describe_target(target: str) -> tuple[str, bool]:
-    """Describe converters and decompositions of an operator (or all its overloads), and return whether it has any."""
-    name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", target.strip()).replace("::", ".")
+def describe_operator(typed_name: str) -> tuple[str, bool]:
+    """Describe the converters and decompositions of an operator or all its overloads; return whether there are any."""
+    name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", typed_name.strip()).replace("::", ".")
     if not name:
         raise UsageError("the operator's name is empty; `pipeline support` lists all operators with a converter")
     rows = [row for row in support_table(DYNAMO_CONVERTERS) if _matches_name(row.target, name)]
     seen = {row.target for row in rows}
     apart = [op for op in get_decompositions(DECOMPOSITIONS) if _matches_name(str(op), name) and str(op) not in seen]
     if rows or apart:
-        return "\n\n".join([*map(_describe_row, rows), *map(_apart, sorted(apart, key=str))]), True
+        return "\n\n".join([*map(_describe_row, rows), *map(_describe_decomposed, sorted(apart, key=str))]), True
     if known := [op for op in _aten_operators() if _matches_name(op, name)]:
         reasons = {str(op): reason for op, reason in REASONS.items()}
         none = "it has no converter and no decomposition"
         return "\n".join(f"{op}\n  it runs in PyTorch: {reasons.get(op, none)}" for op in known), False
-    raise UsageError(_unknown_message(target, name))
+    raise UsageError(_unknown_operator_message(typed_name, name))
 
 
-def _matches_name(target: str, name: str) -> bool:
+def _matches_name(target: str, typed_name: str) -> bool:
     """Return whether a name that the user typed, with or without namespace and overload, refers to this operator."""
-    return any(target == full or target.startswith(f"{full}.") for full in (name, f"aten.{name}"))
+    return any(target == full or target.startswith(f"{full}.") for full in (typed_name, f"aten.{typed_name}"))
 
 
 def _describe_row(row: SupportRow) -> str:
@@ -121,7 +121,7 @@ def _describe_row(row: SupportRow) -> str:
     return "\n".join([row.target, *(f"  {name}: {value}" for name, value in facts.items() if value)])
 
 
-def _apart(op: torch._ops.OpOverload[..., Target]) -> str:
+def _describe_decomposed(op: torch._ops.OpOverload[..., Target]) -> str:
     whose = "our" if op in DECOMPOSITIONS else "torch's"
     return f"{op}\n  schema: {op._schema}\n  no converter: {whose} decomposition replaces it before conversion"
 
@@ -132,9 +132,9 @@ def _aten_operators() -> list[str]:
     return sorted(f"{name.replace('::', '.')}{'' if '.' in name else '.default'}" for name in names)
 
 
-def _unknown_message(target: str, name: str) -> str:
+def _unknown_operator_message(typed: str, operator_name: str) -> str:
     overloads = {str(row.target) for row in support_table(DYNAMO_CONVERTERS)} | set(_aten_operators())
     packets = {".".join(op.split(".")[:2]) for op in overloads}
-    wanted = name if name.startswith("aten.") else f"aten.{name}"
+    wanted = operator_name if operator_name.startswith("aten.") else f"aten.{operator_name}"
     close = difflib.get_close_matches(wanted, packets, 3, 0.8) or difflib.get_close_matches(wanted, overloads, 3, 0.8)
-    return f"there is no operator {target!r}" + (f"; did you mean {' or '.join(close)}?" if close else "")
+    return f"there is no operator {typed!r}" + (f"; did you mean {' or '.join(close)}?" if close else "")

@@ -21,7 +21,7 @@ from pipeline.program import Program
 from pipeline.settings import CompilationSettings
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "spec",
         metavar="SPEC",
@@ -30,18 +30,18 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         "args[, kwargs[, dynamic_shapes]])",
     )
     text = "an input in place of the model's own, in order, or by its NAME: 1..8x3x224x224:float16; may be repeated"
-    add_described_inputs(parser, text)
+    add_shape_flag(parser, text)
 
 
-def add_described_inputs(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add the flag ``--input DIMS``, which is repeated for each input of the model; ``text`` is the flag's help."""
+def add_shape_flag(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """Add the flag ``--input DIMS``, which is repeated for each input of the model, with this help text."""
     metavar = "[NAME=]DIMS[:DTYPE][@DEVICE]"
-    parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
+    parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=help_text)
 
 
 def create_pipeline(options: argparse.Namespace) -> Pipeline[Program, Compiled]:
     if options.precision_exclude and PRECISIONS[options.precision] is None:
-        raise UsageError("--precision-exclude needs --precision fp16 or bf16, from which it excludes operators")
+        raise UsageError("--precision-exclude needs --precision fp16 or bf16, but the precision is float32")
     try:
         return add_precision_stage(default(_parse_settings(options)), options.precision, options.precision_exclude)
     except ValueError as error:
@@ -63,9 +63,9 @@ METAVARS: Final[Mapping[str, str]] = {
 """The names that the help prints for the values of settings that are neither on/off flags nor numbers."""
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add the flag ``--precision``, and a flag for each field of CompilationSettings. Its help text is the first
-    sentence of the field's documentation and the default."""
+def add_setting_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flag ``--precision``, and a flag for each field of CompilationSettings. The help text of such a flag is
+    the first sentence of the field's documentation, followed by the default."""
     parser.add_argument(
         "--precision",
         choices=("fp32", "fp16", "bf16", "float32", "float16", "bfloat16"),
@@ -82,7 +82,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
         "be repeated",
     )
     group = parser.add_argument_group("settings")
-    texts = setting_texts()
+    texts = setting_help_texts()
     for field in attrs.fields(CompilationSettings):
         flag, text = field.name.replace("_", "-"), texts.get(field.name, "").replace("%", "%%")
         common: dict[str, Any] = {"dest": f"setting_{field.name}", "default": None, "help": text}
@@ -98,7 +98,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
             group.add_argument(f"--no-{flag}", action="store_const", const=False, dest=common["dest"])
 
 
-def setting_texts() -> dict[str, str]:
+def setting_help_texts() -> dict[str, str]:
     """Return, for each field of CompilationSettings, the first sentence of its documentation and its default."""
     text = inspect.cleandoc(CompilationSettings.__doc__ or "")  # Python 3.13 has it without indentation, -OO has none
     entries = re.findall(r"^(\w+): (.*(?:\n {4}.*)*)", text, re.M)
@@ -140,5 +140,5 @@ def parse_source(options: argparse.Namespace) -> Source:
     try:
         inputs = [Input.parse(text) for text in options.inputs]
     except (TypeError, ValueError) as error:
-        raise UsageError(f"--input {first_line(error)}") from None
+        raise UsageError(f"--input is invalid: {first_line(error)}") from None
     return load_source(options.spec, inputs)

@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_unflatten
 
 from pipeline.artifact.load import load_program as load
 from pipeline.cli.agreement import random_tensor
-from pipeline.cli.saved_program_commands import input_value, inputs_by_name
-from pipeline.cli.usage import UsageError, add_inputs, add_program, check_exists
-from pipeline.cli.viewing import check_folder
+from pipeline.cli.saved_program_commands import parse_input, parse_input_flags
+from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_exists
+from pipeline.cli.viewing import check_parent_folder
 from pipeline.compiled import Compiled
 from pipeline.inputs import unwrap_constant
 from pipeline.profiling.measure import RUNS
@@ -21,9 +21,9 @@ from pipeline.runtime.engine_load import require_gpu
 from pipeline.viewing.page import write_report
 
 
-def add_profile(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
-    add_inputs(parser, "as for `pipeline run`; those left out are random, of the optimal sizes")
+def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    add_program_arguments(parser)
+    add_input_flag(parser, "as for `pipeline run`; those left out are random, of the optimal sizes")
     parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help="runs of each pass (default: %(default)s)")
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the program's page, with times")
     parser.add_argument("--trace", metavar="FILE.json", type=Path, help="write a trace that ui.perfetto.dev reads")
@@ -35,11 +35,11 @@ def run_profile(options: argparse.Namespace) -> str:
     check_exists(options.file)
     if options.runs < 1:
         raise UsageError(f"--runs is {options.runs}: expected at least 1")
-    check_folder(options.output)
-    check_folder(options.trace)
+    check_parent_folder(options.output)
+    check_parent_folder(options.trace)
     require_gpu(f"a profile of {options.file}")
     program = load(options.file, options.operators)
-    args, kwargs = tree_unflatten(list(input_leaves(program, options.inputs)), program.program.in_spec)
+    args, kwargs = tree_unflatten(list(inputs_in_order(program, options.inputs)), program.program.in_spec)
     found = program.profile(*args, runs=options.runs, **kwargs)
     if options.trace is not None:
         found.trace(options.trace)
@@ -49,13 +49,13 @@ def run_profile(options: argparse.Namespace) -> str:
     return "\n".join([str(found), *written])
 
 
-def input_leaves(program: Compiled, texts: Sequence[str]) -> Iterator[object]:
+def inputs_in_order(program: Compiled, input_flags: Sequence[str]) -> Iterator[object]:
     """Return a saved program's inputs in order: read from the given files, or random tensors of the optimal sizes."""
     ports, generator = program.program.inputs, torch.Generator().manual_seed(0)
-    found = inputs_by_name(program, texts)
+    found = parse_input_flags(program, input_flags)
     for port in ports:
         if port.name in found:
-            yield input_value(port, found[port.name])
+            yield parse_input(port, found[port.name])
         elif port.kind == "constant":
             yield unwrap_constant(port.value)
         elif port.kind != "tensor" or port.dtype is None:

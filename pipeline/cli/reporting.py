@@ -82,13 +82,13 @@ class CompilationReport:
 
     @classmethod
     def of(
-        cls, model: str, compiled: Compiled, ledger: Ledger, agreement: Agreement | None, note: str, precision: str
+        cls, model: str, compiled: Compiled, ledger: Ledger, agreement: Agreement | None, reason: str, precision: str
     ) -> CompilationReport:
-        """Create the report of a compiled program; ``precision`` is the precision that the user requested."""
+        """Create the report of a compiled program; ``precision`` is as requested, ``reason`` is the report's note."""
         coverage = compiled.coverage
         return cls(
             model=model,
-            engines=tuple(_engine_files(compiled)),
+            engines=tuple(_describe_engine_files(compiled)),
             converted=len(coverage.converted),
             total=coverage.total,
             fallbacks=coverage.fallback,
@@ -96,7 +96,7 @@ class CompilationReport:
             agreement=agreement,
             settings=repr(compiled.settings),
             versions=versions(),
-            note=note,
+            note=reason,
             not_refittable=compiled.refit_map.computed,
             precision=precision,
             dtypes=_count_dtypes(compiled.program),
@@ -143,7 +143,7 @@ def _count_dtypes(program: Program) -> FrozenDict[str, int]:
     return FrozenDict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _engine_files(compiled: Compiled) -> Iterator[EngineFile]:
+def _describe_engine_files(compiled: Compiled) -> Iterator[EngineFile]:
     segments, words = compiled.partitioned.engine_segments, compiled.program.shapes.words
     for segment, engine, network in zip(segments, compiled.engines, compiled.networks, strict=True):
         bound = zip(segment.outputs, network.outputs, strict=True)
@@ -169,8 +169,8 @@ def _json_value(_: object, __: object, value: object) -> Any:
 
 
 def write_results(folder: Path, compiled: Compiled, report: CompilationReport) -> None:
-    """Write the engines, both reports (text and JSON) and the program's web page to a new folder; if an error occurs,
-    no folder is created."""
+    """Write the engines, both reports (text and JSON) and the program's web page to a folder. If an error occurs, an
+    existing folder is unchanged, and a new folder is not created."""
     with replace_folder(folder) as scratch:
         for file, engine in zip(report.engines, compiled.engines, strict=True):
             (scratch / file.file).write_bytes(memoryview(engine.checked_plan()))

@@ -14,7 +14,7 @@ import torch
 from pipeline.artifact.load import load_program as load
 from pipeline.artifact.named_io import call_args, called_by_name, inputs_of
 from pipeline.artifact.serving import serve_config
-from pipeline.cli.usage import UsageError, add_inputs, add_program, check_exists
+from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_exists
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.program import Port
@@ -22,23 +22,23 @@ from pipeline.runtime.atomic import replace_file
 from pipeline.stages.verify import verify
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
-    add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; may be repeated")
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    add_program_arguments(parser)
+    add_input_flag(parser, "a file that numpy.save wrote, or the number that a model takes; may be repeated")
     parser.add_argument("-o", "--output", metavar="FILE.npz", type=Path, help="where to write the outputs by name")
     parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
     parser.set_defaults(text=run_program)
 
 
-def add_verify(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
-    add_inputs(parser, "a file that numpy.save wrote, or the number that a model takes; default: inputs are drawn")
+def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
+    add_program_arguments(parser)
+    add_input_flag(parser, "a file that numpy.save wrote, or the number that a model takes; default: random inputs")
     parser.add_argument("--executor", choices=get_args(Executor), help="where engines run; default: TensorRT on a GPU")
     parser.set_defaults(text=run_verify)
 
 
-def add_serve_config(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
+def add_serve_config_arguments(parser: argparse.ArgumentParser) -> None:
+    add_program_arguments(parser)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the model repository")
     parser.add_argument("--name", metavar="NAME", help="the model's name; default: the file's")
     parser.add_argument(
@@ -50,8 +50,8 @@ def add_serve_config(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(text=run_serve_config)
 
 
-def add_export(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    add_program_arguments(parser)
     parser.add_argument("--format", choices=["epcontext"], required=True, help="epcontext: an ONNX file with the plan")
     parser.add_argument("-o", "--output", metavar="FILE.onnx", type=Path, help="the ONNX file; default: NAME.onnx")
     parser.add_argument(
@@ -76,7 +76,7 @@ def run_program(options: argparse.Namespace) -> str:
     if options.output is not None:
         with replace_file(options.output) as file:
             np.savez(file, **{name: _to_array(value) for name, value in outputs.items()})
-    return "\n".join(f"{name}: {_describe(value)}" for name, value in outputs.items())
+    return "\n".join(f"{name}: {_describe_output(value)}" for name, value in outputs.items())
 
 
 def run_verify(options: argparse.Namespace) -> str:
@@ -117,21 +117,21 @@ def run_export(options: argparse.Namespace) -> str:
     return f"written to {target}"
 
 
-def _input_values(program: Compiled, texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _input_values(program: Compiled, input_flags: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Return a saved program's inputs as (name, value) pairs; raise a `UsageError` if an input is missing."""
     ports = {port.name: port for port in inputs_of(program.program)}
-    found = inputs_by_name(program, texts)
+    found = parse_input_flags(program, input_flags)
     if missing := [name for name in ports if name not in found]:
         known = ", ".join(port.text(program.program.shapes.words) for port in ports.values())
         raise UsageError(f"--input {missing[0]}=FILE.npy is missing; the program's inputs are {known}")
-    return ((name, input_value(port, found[name])) for name, port in ports.items())
+    return ((name, parse_input(port, found[name])) for name, port in ports.items())
 
 
-def inputs_by_name(program: Compiled, texts: Sequence[str]) -> dict[str, str]:
+def parse_input_flags(program: Compiled, input_flags: Sequence[str]) -> dict[str, str]:
     """Parse the flags ``--input NAME=VALUE``: return the text of each value by input name."""
     names = [port.name for port in inputs_of(program.program)]
     found: dict[str, str] = {}
-    for text in texts:
+    for text in input_flags:
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--input is {text!r}: expected NAME=FILE.npy, or NAME=INTEGER for a size")
@@ -141,8 +141,8 @@ def inputs_by_name(program: Compiled, texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def input_value(port: Port, text: str) -> Any:
-    """Convert a command-line value to a tensor for an input: the array in a file, or a number."""
+def parse_input(port: Port, text: str) -> Any:
+    """Convert the text of a flag to the value of an input: a file's array to a tensor, or a number to an int."""
     if port.kind != "tensor":
         try:
             return int(text)
@@ -159,7 +159,7 @@ def input_value(port: Port, text: str) -> Any:
     try:
         tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     except TypeError as error:
-        raise UsageError(f"--input {port.name}: {error}") from None
+        raise UsageError(f"--input {port.name}: torch does not support the array in {text!r}: {error}") from None
     narrow = port.dtype is not None and not _is_numpy_dtype(port.dtype) and tensor.dtype == torch.float32
     return tensor.to(port.dtype) if narrow else tensor
 
@@ -176,7 +176,7 @@ def _to_array(value: object) -> Any:
     return (value if _is_numpy_dtype(value.dtype) else value.float()).numpy()
 
 
-def _describe(value: object) -> str:
+def _describe_output(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return repr(value)

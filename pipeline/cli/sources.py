@@ -54,13 +54,13 @@ class Source:
         args = tuple(i for i in inputs if not i.name)
         return evolve(self, args=args, kwargs={i.name: i for i in inputs if i.name}, dynamic_shapes=None)
 
-    def checked(self) -> Source:
-        """Return the source unchanged; raise a `UsageError` if the module's ``forward`` does not accept the inputs."""
+    def check_inputs(self) -> Source:
+        """Return the source itself; raise a `UsageError` if the module's ``forward`` does not accept the inputs."""
         if isinstance(self.model, torch.nn.Module):
             try:
                 check_module(self.model)
             except TypeError as error:
-                raise UsageError(f"{self.name}: {error}") from None
+                raise UsageError(f"the model {self.name} cannot be compiled: {error}") from None
             try:
                 bind_args(interpreted(self.model) if is_script(self.model) else self.model, self.args, self.kwargs)
             except TypeError as error:
@@ -74,9 +74,9 @@ def names_a_model(spec: str) -> bool:
 
 
 def load_source(spec: str, inputs: Sequence[Input] = ()) -> Source:
-    """Load the model that a SPEC names, with ``inputs`` or its own inputs; raise a `UsageError` if there is none."""
+    """Load the model that a SPEC names, with ``inputs`` or its own inputs; raise a `UsageError` if it is missing."""
     if SPEC.fullmatch(spec) and not Path(spec).exists():
-        source = _convert_result(spec, spec.partition(":")[2].rpartition(".")[2], call_factory(spec))
+        source = _source_from_result(spec, spec.partition(":")[2].rpartition(".")[2], call_factory(spec))
     elif spec.endswith(tuple(READERS)):
         source = _load_file(Path(spec))
     elif Path(spec).suffix == ".trtp":
@@ -84,7 +84,7 @@ def load_source(spec: str, inputs: Sequence[Input] = ()) -> Source:
     else:
         how = "pass FILE.pt2, FILE.pt (of torch.jit.save), FILE.onnx, or package.module:factory"
         raise UsageError(f"{spec!r} does not name a model: {how}")
-    return source.with_inputs(inputs).checked()
+    return source.with_inputs(inputs).check_inputs()
 
 
 def _load_file(path: Path) -> Source:
@@ -131,7 +131,7 @@ READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedPro
 
 
 def call_factory(spec: str) -> object:
-    """Return the model of ``package.module:factory``: the result of the factory, or the module that has this name."""
+    """Return the model of ``package.module:factory``: the factory's result, or the nn.Module that has this name."""
     module_name, _, attribute = spec.partition(":")
     factory = _get_attribute(_import_module(module_name), module_name, attribute)
     if callable(factory) and not isinstance(factory, torch.nn.Module):
@@ -164,12 +164,13 @@ def _get_attribute(module: object, module_name: str, path: str) -> object:
     for name in path.split("."):
         if not hasattr(value, name):
             close = difflib.get_close_matches(name, [n for n in dir(value) if not n.startswith("_")], 1)
-            raise UsageError(f"{module_name} has no {path!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise UsageError(f"the module {module_name} has no {path!r}{hint}")
         value = getattr(value, name)
     return value
 
 
-def _convert_result(spec: str, name: str, result: object) -> Source:
+def _source_from_result(spec: str, name: str, result: object) -> Source:
     """Convert a factory's result to a `Source`: it may be a module, a tuple whose first item is a module, an
     ExportedProgram, or an object with the attributes of a `Source`."""
     if isinstance(result, torch.nn.Module):
@@ -183,13 +184,13 @@ def _convert_result(spec: str, name: str, result: object) -> Source:
         model, args, kwargs, dynamic_shapes = (getattr(result, name, None) for name in names)
     if not isinstance(model, torch.nn.Module):
         raise UsageError(
-            f"{spec} returns {kind_of(result)}; expected an nn.Module, an ExportedProgram or a tuple "
+            f"the factory {spec} returns {kind_of(result)}; expected an nn.Module, an ExportedProgram or a tuple "
             "(module, args[, kwargs[, dynamic_shapes]])"
         )
     if not isinstance(args, tuple | list | None):
-        raise UsageError(f"{spec} returns {kind_of(args)} as args; expected a tuple of inputs")
+        raise UsageError(f"the factory {spec} returns {kind_of(args)} as args; expected a tuple of inputs")
     if not isinstance(kwargs, Mapping | None):
-        raise UsageError(f"{spec} returns {kind_of(kwargs)} as kwargs; expected a dict of inputs by name")
+        raise UsageError(f"the factory {spec} returns {kind_of(kwargs)} as kwargs; expected a dict of inputs")
     return Source(name, model.eval(), tuple(args or ()), dict(kwargs or {}), dynamic_shapes)
 
 
@@ -201,7 +202,7 @@ def _match_inputs(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[I
     by_name = {i.name: i for i in inputs if i.name}
     given = [by_name.get(str(name)) or next(unnamed, None) for name in names]
     if None in given or len(inputs) != len(names):
-        raise UsageError(f"--input: describe all of the exported inputs ({', '.join(map(str, names))}), or none")
+        raise UsageError(f"--input: describe each of the exported inputs ({', '.join(map(str, names))}) once, or none")
     found = tuple(i for i in given if i is not None)
     for name, wish in zip(names, found, strict=True):
         value = values[str(name)]

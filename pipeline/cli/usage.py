@@ -12,22 +12,22 @@ class UsageError(PipelineError):
     """An error for wrong input on the command line; the command prints its message to stderr."""
 
 
-def add_file(parser: argparse.ArgumentParser) -> None:
+def add_file_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
 
 
-def add_program(parser: argparse.ArgumentParser) -> None:
+def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument FILE, a saved program, and the flag ``--allow-operators NAMESPACE``, which may be repeated."""
-    add_file(parser)
+    add_file_argument(parser)
     text = "a library whose operators the program may call in PyTorch (torchvision); may be repeated"
     parser.add_argument(
         "--allow-operators", metavar="NAMESPACE", dest="operators", action="append", default=[], help=text
     )
 
 
-def add_inputs(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add the flag ``--input NAME=FILE.npy``, repeated for each input; ``what`` describes the accepted values."""
-    metavar, text = "NAME=FILE.npy", f"an input by its name: {what}"
+def add_input_flag(parser: argparse.ArgumentParser, accepted: str) -> None:
+    """Add the flag ``--input NAME=FILE.npy``, repeated for each input; ``accepted`` describes the accepted values."""
+    metavar, text = "NAME=FILE.npy", f"an input by its name: {accepted}"
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from attrs import evolve
 
 from pipeline.cli.compiling import run_pipeline
-from pipeline.cli.options import add_described_inputs, add_settings, add_source, create_pipeline, parse_source
+from pipeline.cli.options import add_model_arguments, add_setting_flags, add_shape_flag, create_pipeline, parse_source
 from pipeline.cli.sources import names_a_model
 from pipeline.cli.usage import UsageError
 from pipeline.compose.ledger import Ledger
@@ -25,14 +25,14 @@ from pipeline.viewing.sources import open_view
 VIEW_SOURCES = "a file that compiled.save wrote, a folder of `pipeline compile`, its program.json, or a page"
 
 
-def add_report(parser: argparse.ArgumentParser) -> None:
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help=VIEW_SOURCES)
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="the page; default: NAME.html")
     parser.add_argument("--title", help="what the page calls the program; default: the name of the file or folder")
     parser.set_defaults(text=run_report)
 
 
-def add_diff(parser: argparse.ArgumentParser) -> None:
+def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Print how two programs differ, and nothing where they do not. Two versions of a setting on one model: "
         "pipeline diff SPEC --left NAME=VALUE --right NAME=VALUE"
@@ -49,15 +49,15 @@ def add_diff(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="a page of B that shows the differences")
     parser.add_argument("--all", action="store_true", help="print every difference, not 20 of each kind")
-    add_described_inputs(parser, "an input of the SPEC, as for `pipeline compile`; may be repeated")
-    add_settings(parser)
+    add_shape_flag(parser, "an input of the SPEC, as for `pipeline compile`; may be repeated")
+    add_setting_flags(parser)
     parser.set_defaults(text=lambda options: run_diff(options, parser))
 
 
-def add_plan(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
     parser.add_argument("-o", "--output", metavar="FILE.html", type=Path, help="write the page of it as well")
-    add_settings(parser)
+    add_setting_flags(parser)
     parser.set_defaults(text=run_plan)
 
 
@@ -65,13 +65,13 @@ def run_report(options: argparse.Namespace) -> str:
     """Run ``pipeline report``: write a program's web page, and return the text to print."""
     program = _open_view(options.file)
     output = options.output or Path(f"{Path(options.file).resolve().stem}.html")
-    check_folder(output)
+    check_parent_folder(output)
     write_page(evolve(program, title=options.title) if options.title else program, output)
     return f"written to {output}"
 
 
 def run_diff(options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
-    check_folder(options.output)
+    check_parent_folder(options.output)
     if options.other is not None:
         if options.left or options.right:
             raise UsageError("--left and --right compare two settings for one SPEC; leave the second path, B, out")
@@ -84,13 +84,13 @@ def run_diff(options: argparse.Namespace, parser: argparse.ArgumentParser) -> st
     return format_changes(changes, sys.maxsize if options.all else 20)
 
 
-def _view_variant(options: argparse.Namespace, parser: argparse.ArgumentParser, changes: Sequence[str]) -> ProgramView:
+def _view_variant(options: argparse.Namespace, parser: argparse.ArgumentParser, settings: Sequence[str]) -> ProgramView:
     """Compile the model of a SPEC with changed settings, and return the view of the compiled program."""
     if not (options.left or options.right):
         raise UsageError("pass two paths, A and B, or one SPEC with --left NAME=VALUE or --right NAME=VALUE")
     if not names_a_model(options.spec):
         raise UsageError(f"{options.spec!r} is not the SPEC of a model; to compare files or folders, pass two paths")
-    own = parser.parse_args([options.spec, *(word for text in changes for word in _setting_flag(text))])
+    own = parser.parse_args([options.spec, *(word for text in settings for word in _setting_flag(text))])
     default = parser.parse_args([options.spec])
     asked = {k: v for k, v in vars(own).items() if v != getattr(default, k)}
     chosen = argparse.Namespace(**{**vars(options), **asked})
@@ -110,7 +110,7 @@ def _setting_flag(text: str) -> list[str]:
 
 
 def run_plan(options: argparse.Namespace) -> str:
-    check_folder(options.output)
+    check_parent_folder(options.output)
     ledger = Ledger()
     partitioned = run_pipeline(create_pipeline(options).until("partition").observed_by(ledger), parse_source(options))
     stages = tuple(StageView(e.stage, e.seconds, e.growth, e.peak) for e in ledger.entries)
@@ -126,7 +126,7 @@ def _open_view(path: str) -> ProgramView:
     return open_view(path)
 
 
-def check_folder(path: Path | None) -> None:
+def check_parent_folder(path: Path | None) -> None:
     """Raise an error, before any work is done, if the output file cannot be written."""
     if path is not None and not path.absolute().parent.is_dir():
         raise UsageError(f"{path.name!r} cannot be written: the folder {str(path.absolute().parent)!r} does not exist")

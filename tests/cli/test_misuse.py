@@ -145,6 +145,6 @@ def test_output_that_nobody_reads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     def closed(*_: Any) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("pipeline.cli.compiling.operator_lines", closed)
+    monkeypatch.setattr("pipeline.cli.compiling.operators_text", closed)
     assert main(["support"]) == 141
     assert capsys.readouterr().err == ""

@@ -134,7 +134,7 @@ def test_calls_take_all_tokens_and_give_all_that_is_wanted(draft: int) -> None:
     limits = Limits(64, 1, 8, draft)
     for length in range(1, 40):
         for wanted in range(1, length + 1):
-            calls = limits.calls(length, wanted)
+            calls = limits.split_tokens(length, wanted)
             assert sum(size for size, _ in calls) == length
             assert all(1 <= count <= size <= 8 and count <= draft + 1 for size, count in calls)
             behind = [count for size, count in calls if size == count]

@@ -12,7 +12,7 @@ import pipeline
 pytest.importorskip("transformers")
 
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.compat.transformers.caches import Filled
+from pipeline.compat.transformers.caches import FilledCache
 from tests.compat import along, families
 
 STEPS = 12
@@ -59,7 +59,7 @@ def test_each_beam_is_a_row() -> None:
 def test_a_cache_is_reordered_as_far_as_it_is_filled() -> None:
     compiled, inputs = compiled_of("llama"), families.prompts("llama", (5, 3))
     cache = compiled(**inputs).past_key_values
-    assert isinstance(cache, Filled)
+    assert isinstance(cache, FilledCache)
     state = compiled.runners["decoder"].state_dict()
     before = {name: value.clone() for name, value in state.items()}
     cache.reorder_cache(torch.tensor([1, 1]))

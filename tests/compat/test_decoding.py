@@ -29,8 +29,8 @@ def test_sequences_end_where_transformers_ends_them(llama: Any, sampled: bool, m
     ends = [int(t) for t in free[:2, -20]]
     how: Any = {"do_sample": sampled, "top_k": 12, "eos_token_id": ends, "pad_token_id": 0, "min_new_tokens": 0}
     found, after, reads = [], [], []
-    read = LastStep.read
-    monkeypatch.setattr(LastStep, "read", lambda self: reads.append(1) or read(self))
+    read = LastStep.read_has_ended
+    monkeypatch.setattr(LastStep, "read_has_ended", lambda self: reads.append(1) or read(self))
     for each in (model, llama):
         torch.manual_seed(5)
         found.append(families.generated(each, inputs, 24, **how))
@@ -46,8 +46,8 @@ def test_the_step_after_the_end_is_dropped(llama: Any, last: bool, monkeypatch: 
     free = model.generate(**inputs, max_new_tokens=12, eos_token_id=None)
     ends = int(free[0, 4 + 11 if last else 4 + 5])
     order: list[str] = []
-    read, forward = LastStep.read, type(llama).forward
-    monkeypatch.setattr(LastStep, "read", lambda self: order.append("read") or read(self))
+    read, forward = LastStep.read_has_ended, type(llama).forward
+    monkeypatch.setattr(LastStep, "read_has_ended", lambda self: order.append("read") or read(self))
     monkeypatch.setattr(type(llama), "forward", lambda self, **given: order.append("step") or forward(self, **given))
     cache = llama(input_ids=inputs["input_ids"][:, :2]).past_key_values
     order.clear()

@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.compat.transformers.caches import CachedTensor, cached_tensors
+from pipeline.compat.transformers.caches import CachedTensor, find_cached_tensors
 from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.impl.attention import MANY_KEYS
@@ -239,16 +239,16 @@ def test_layers_of_one_structure_are_built_once() -> None:
 
 
 def test_stages_come_in_their_order_and_a_limit_is_kept() -> None:
-    from pipeline.compat.transformers.generation import _cut, _with_shared_weights
+    from pipeline.compat.transformers.generation import _with_engine_cuts, _with_shared_weights
 
     own = pipeline.default().insert(pipeline.shared_weights(64), after="partition")
     for compile in (pipeline.default(), own):
         names = _with_shared_weights(compile).names
         assert names[names.index("partition") :][:3] == ("partition", "shared_weights", "engine_per_profile")
     assert _with_shared_weights(own)["shared_weights"] == own["shared_weights"]
-    assert _cut(own, "layers.*") == own, "without an engine for each profile nothing is cut"
+    assert _with_engine_cuts(own, "layers.*") == own, "without an engine for each profile nothing is cut"
     few = _with_shared_weights(pipeline.default(max_engines=1))
-    assert _cut(few, "layers.*") == few
+    assert _with_engine_cuts(few, "layers.*") == few
 
 
 def test_sampling_is_transformers_own(llama: Any) -> None:
@@ -371,7 +371,7 @@ def test_distributions_check_as_before_where_the_model_tells_its_cache(monkeypat
     model = LlamaForCausalLM(LlamaConfig(vocab_size=99, attn_implementation="flex_attention", **sizes)).eval()
     TorchPatcher.patch.cache_clear()
     monkeypatch.setattr(Distribution, "_validate_args", True)
-    found = cached_tensors(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
+    found = find_cached_tensors(model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
     assert found == [dict.fromkeys(("key", "value"), CachedTensor((1, 2, 1, 16), torch.float32, 2))]
     assert Distribution._validate_args
 

@@ -17,20 +17,20 @@ pytest.importorskip("transformers")
 
 from pipeline.compat.transformers import encoder_parts, part_families
 from pipeline.compat.transformers.attention import Windows, attend_in_windows
-from pipeline.compat.transformers.encoder_parts import Kind, TowerCall, parts_of
-from pipeline.compat.transformers.part_families import FAMILIES, Images, Patches
+from pipeline.compat.transformers.encoder_parts import CallGroup, EncoderCall, group_of_any_size
+from pipeline.compat.transformers.part_families import FAMILIES, ImageEncoders, PatchEncoders
 from tests.compat import sights
 from tests.compat.test_towers import Given, compiled_for, ran
 
 
-def tower_and_call(name: str) -> tuple[torch.nn.Module, TowerCall]:
+def tower_and_call(name: str) -> tuple[torch.nn.Module, EncoderCall]:
     """The tower of a model that sees, and what it is called with for a picture of 4 by 4 patches."""
     model, given = sights.model(name)
-    call = TowerCall("model.visual", (given["pixel_values"],), {"grid_thw": given["image_grid_thw"]})
+    call = EncoderCall("model.visual", (given["pixel_values"],), {"grid_thw": given["image_grid_thw"]})
     return model.model.visual, call
 
 
-def run_by(found: Kind, program: Any) -> Any:
+def run_by(found: CallGroup, program: Any) -> Any:
     """Run the parts of a call by a program, as `encoder_parts.Tower` does."""
     return encoder_parts.ModalityEncoder(torch.nn.Identity(), found.path, [(found, program)])
 
@@ -59,8 +59,8 @@ def test_towers_agree_for_other_grids(name: str) -> None:
     except ValueError as error:  # AutoModel of this version knows no such tower
         pytest.skip(str(error)[:99])
     tower = case.model.eval()
-    call = TowerCall("t", (), {key: getattr(x, "value", x) for key, x in case.kwargs.items()})
-    found = parts_of(Patches, tower, [call])
+    call = EncoderCall("t", (), {key: getattr(x, "value", x) for key, x in case.kwargs.items()})
+    found = group_of_any_size(PatchEncoders, tower, [call])
     assert found is not None
     stages = pipeline.default(require_full_compilation=True).replace("build", pipeline.stages.unbuilt)
     program = stages(pipeline.capture(found.module, **found.inputs))
@@ -133,9 +133,9 @@ def _counts(x: torch.Tensor) -> torch.Tensor:
 def test_a_tower_whose_frames_are_not_apart_has_none(odd: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """What it gives for several images is not what it gives for each."""
     tower, call = tower_and_call("qwen2_vl")
-    assert parts_of(Patches, tower, [call]) is not None
+    assert group_of_any_size(PatchEncoders, tower, [call]) is not None
     tower.merger.register_forward_hook(lambda module, args, out: odd(out))
-    assert parts_of(Patches, tower, [call]) is None
+    assert group_of_any_size(PatchEncoders, tower, [call]) is None
 
 
 def test_a_tower_that_reads_its_grid_has_none(caplog: pytest.LogCaptureFixture) -> None:
@@ -156,19 +156,19 @@ def test_a_tower_is_as_before() -> None:
     tower, call = tower_and_call("qwen2_5_vl")
     configs = [each.config for each in tower.modules() if hasattr(each, "config")]
     before = [each._attn_implementation for each in configs]
-    found = parts_of(Patches, tower, [call])
+    found = group_of_any_size(PatchEncoders, tower, [call])
     assert found is not None
     pipeline.capture(found.module, **found.inputs)
-    assert [each._attn_implementation for each in configs] == before and Patches.attention not in before
+    assert [each._attn_implementation for each in configs] == before and PatchEncoders.attention not in before
 
 
 def test_answers_are_kept() -> None:
     tower, call = tower_and_call("qwen2_5_vl")
-    found = parts_of(Patches, tower, [call])
+    found = group_of_any_size(PatchEncoders, tower, [call])
     assert found is not None
     with asked() as grids:
         for _ in range(2):
-            found.split(TowerCall(call.path, call.args, {"grid_thw": torch.tensor([[1, 8, 2]])}))
+            found.split_call(EncoderCall(call.path, call.args, {"grid_thw": torch.tensor([[1, 8, 2]])}))
     assert grids == [[[1, 8, 2]]]
 
 
@@ -190,16 +190,16 @@ def asked() -> Iterator[list[Any]]:
 @pytest.mark.parametrize(
     "call",
     [
-        TowerCall("t", (torch.randn(4, 8),), {}),
-        TowerCall("t", (torch.randn(4, 8), torch.tensor([[1, 2, 4]])), {}),
-        TowerCall("t", (torch.randn(4, 8), torch.tensor([[2, 2]])), {}),
-        TowerCall("t", (torch.randn(1, 4, 8), torch.tensor([[1, 2, 2]])), {}),
-        TowerCall("t", (torch.randn(4, 8), torch.tensor([[1, 2, 2]]), torch.ones(4)), {}),
+        EncoderCall("t", (torch.randn(4, 8),), {}),
+        EncoderCall("t", (torch.randn(4, 8), torch.tensor([[1, 2, 4]])), {}),
+        EncoderCall("t", (torch.randn(4, 8), torch.tensor([[2, 2]])), {}),
+        EncoderCall("t", (torch.randn(1, 4, 8), torch.tensor([[1, 2, 2]])), {}),
+        EncoderCall("t", (torch.randn(4, 8), torch.tensor([[1, 2, 2]]), torch.ones(4)), {}),
     ],
     ids=["no grid", "other grid", "sizes", "rows", "mask"],
 )
-def test_other_calls_are_no_pictures(call: TowerCall) -> None:
-    assert [parts_of(family, torch.nn.Module(), [call]) for family in FAMILIES] == [None] * 3
+def test_other_calls_are_no_pictures(call: EncoderCall) -> None:
+    assert [group_of_any_size(family, torch.nn.Module(), [call]) for family in FAMILIES] == [None] * 3
 
 
 def test_images_in_one_tensor_are_one_program() -> None:
@@ -214,8 +214,8 @@ def test_images_in_one_tensor_are_one_program() -> None:
 
 def test_images_that_are_apart_have_no_mask() -> None:
     model, given = sights.model("mistral3")
-    call = TowerCall("t", (given["pixel_values"],), {"image_sizes": given["image_sizes"]})
-    found = parts_of(Images, model.model.vision_tower, [call])
+    call = EncoderCall("t", (given["pixel_values"],), {"image_sizes": given["image_sizes"]})
+    found = group_of_any_size(ImageEncoders, model.model.vision_tower, [call])
     assert found is not None and found.sizes[-2:] == (range(7, 29, 7), range(7, 29, 7))
     program = pipeline.capture(found.module, **found.inputs)
     compiled = pipeline.default().replace("build", pipeline.stages.unbuilt)(program)
@@ -226,25 +226,25 @@ def test_images_that_are_apart_have_no_mask() -> None:
 
 def test_other_sizes_than_multiples_run_as_they_are() -> None:
     model, given = sights.model("mistral3")
-    call = TowerCall("t", (given["pixel_values"],), {"image_sizes": given["image_sizes"]})
-    found = parts_of(Images, model.model.vision_tower, [call])
+    call = EncoderCall("t", (given["pixel_values"],), {"image_sizes": given["image_sizes"]})
+    found = group_of_any_size(ImageEncoders, model.model.vision_tower, [call])
     assert found is not None
     for sizes, takes in ([[28, 21]], True), ([[28, 20]], False), ([[28, 0]], False):
-        other = TowerCall("t", call.args, {"image_sizes": torch.tensor(sizes)})
-        assert bool(found.split(other)) == takes
+        other = EncoderCall("t", call.args, {"image_sizes": torch.tensor(sizes)})
+        assert bool(found.split_call(other)) == takes
 
 
 @pytest.mark.parametrize("odd", [_sees_all, _counts])
 def test_a_tower_whose_images_are_not_apart_has_none(odd: Callable[[torch.Tensor], torch.Tensor]) -> None:
     model, given = sights.model("mistral3")
-    call = TowerCall("t", (given["pixel_values"],), {"image_sizes": given["image_sizes"]})
+    call = EncoderCall("t", (given["pixel_values"],), {"image_sizes": given["image_sizes"]})
     tower = model.model.vision_tower
     tower.ln_pre.register_forward_hook(lambda module, args, out: odd(out[0])[None])
-    assert parts_of(Images, tower, [call]) is None
+    assert group_of_any_size(ImageEncoders, tower, [call]) is None
 
 
 def test_images_of_one_patch_have_none() -> None:
     """They cannot vary, and the example has its program."""
     model, _ = sights.model("mistral3")
-    call = TowerCall("t", (torch.randn(1, 3, 7, 7),), {"image_sizes": torch.tensor([[7, 7]])})
-    assert parts_of(Images, model.model.vision_tower, [call]) is None
+    call = EncoderCall("t", (torch.randn(1, 3, 7, 7),), {"image_sizes": torch.tensor([[7, 7]])})
+    assert group_of_any_size(ImageEncoders, model.model.vision_tower, [call]) is None

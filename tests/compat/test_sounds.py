@@ -14,9 +14,9 @@ pytest.importorskip("transformers")
 import transformers
 
 from pipeline.compat.transformers.attention import Windows
-from pipeline.compat.transformers.encoder_parts import parts_of
-from pipeline.compat.transformers.modality_encoders import TowerCall
-from pipeline.compat.transformers.part_families import Sounds
+from pipeline.compat.transformers.encoder_parts import group_of_any_size
+from pipeline.compat.transformers.modality_encoders import EncoderCall
+from pipeline.compat.transformers.part_families import AudioEncoders
 from tests.compat import sights
 from tests.compat.seen import SOUND
 from tests.compat.test_packed import run_by
@@ -39,18 +39,18 @@ def qwen3_omni() -> torch.nn.Module:
     return module.Qwen3OmniMoeAudioEncoder(config)  # type: ignore[no-any-return]
 
 
-def call(*lengths: int) -> TowerCall:
+def call(*lengths: int) -> EncoderCall:
     """Sounds of so many frames, as Qwen2.5-Omni passes them; the other tower does not read the lengths behind."""
     x = torch.randn(8, sum(lengths), generator=torch.Generator().manual_seed(0))
     own = torch.tensor(lengths)
-    return TowerCall("t", (x,), {"feature_lens": own, "aftercnn_lens": own // 2})
+    return EncoderCall("t", (x,), {"feature_lens": own, "aftercnn_lens": own // 2})
 
 
 @pytest.mark.parametrize("made", [qwen2_5_omni, qwen3_omni], ids=lambda made: made.__name__)
 def test_sounds_of_every_length_are_one_program(made: Any) -> None:
     torch.manual_seed(0)
     tower = made().eval()
-    found = parts_of(Sounds, tower, [call(350)])
+    found = group_of_any_size(AudioEncoders, tower, [call(350)])
     assert found is not None
     stages = pipeline.default(require_full_compilation=True).replace("build", pipeline.stages.unbuilt)
     program = stages(pipeline.capture(found.module, **found.inputs))
@@ -63,10 +63,10 @@ def test_sounds_of_every_length_are_one_program(made: Any) -> None:
 
 
 def test_what_it_is_not_for() -> None:
-    found = parts_of(Sounds, qwen3_omni().eval(), [call(350)])
+    found = group_of_any_size(AudioEncoders, qwen3_omni().eval(), [call(350)])
     assert found is not None and found.text == "sounds of 100 to 400 frames"
     for lengths in (99,), (50, 60), (401,), (100, 100, 100, 50, 1):
-        assert not found.split(call(*lengths))
+        assert not found.split_call(call(*lengths))
 
 
 def test_a_model_that_hears() -> None:
@@ -85,7 +85,7 @@ def test_a_tower_that_reads_features_beside_its_chunks_has_none() -> None:
         return own(self, input_features, **given), input_features.mean()
 
     tower.forward = forward.__get__(tower)
-    assert parts_of(Sounds, tower, [call(350)]) is None
+    assert group_of_any_size(AudioEncoders, tower, [call(350)]) is None
 
 
 def test_a_tower_with_other_windows_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,21 +94,21 @@ def test_a_tower_with_other_windows_has_none(monkeypatch: pytest.MonkeyPatch) ->
     with torch.no_grad():
         for parameter in tower.parameters():
             parameter.copy_(torch.randn_like(parameter) / 4)
-    assert parts_of(Sounds, tower, [call(350)]) is not None
+    assert group_of_any_size(AudioEncoders, tower, [call(350)]) is not None
     everywhere = Windows.from_ends
     monkeypatch.setattr(Windows, "from_ends", lambda ends, size: everywhere(ends[[0, -1]], int(ends[-1])))
-    assert parts_of(Sounds, tower, [call(350)]) is None
+    assert group_of_any_size(AudioEncoders, tower, [call(350)]) is None
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        TowerCall("t", (torch.randn(8, 350),), {}),
-        TowerCall("t", (torch.randn(8, 350),), {"feature_lens": torch.tensor([300])}),
-        TowerCall("t", (torch.randn(1, 8, 350),), {"feature_lens": torch.tensor([350])}),
-        TowerCall("t", (torch.randn(8, 90),), {"feature_lens": torch.tensor([90])}),
+        EncoderCall("t", (torch.randn(8, 350),), {}),
+        EncoderCall("t", (torch.randn(8, 350),), {"feature_lens": torch.tensor([300])}),
+        EncoderCall("t", (torch.randn(1, 8, 350),), {"feature_lens": torch.tensor([350])}),
+        EncoderCall("t", (torch.randn(8, 90),), {"feature_lens": torch.tensor([90])}),
     ],
     ids=["no lengths", "other lengths", "rows", "one chunk"],
 )
-def test_other_calls_have_none(other: TowerCall) -> None:
-    assert parts_of(Sounds, qwen3_omni().eval(), [other]) is None
+def test_other_calls_have_none(other: EncoderCall) -> None:
+    assert group_of_any_size(AudioEncoders, qwen3_omni().eval(), [other]) is None

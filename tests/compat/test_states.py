@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 import transformers
 
 from pipeline.compat.transformers import compile_for_generation
-from pipeline.compat.transformers.recurrences import REPLACEMENTS, over_states
+from pipeline.compat.transformers.recurrences import REPLACEMENTS, replace_recurrences
 from tests.compat import families
 
 EVERYDAY = ("lfm2", "qwen3_next", "mamba2")
@@ -126,12 +126,12 @@ def test_functions_of_transformers_stay_as_they_are() -> None:
     leave = Event()
 
     def stay(entered: Event) -> None:
-        with over_states(model):
+        with replace_recurrences(model):
             entered.set()
             leave.wait(60)
 
     with ThreadPoolExecutor(1) as pool:
-        with over_states(model):
+        with replace_recurrences(model):
             entered = Event()
             staying = pool.submit(stay, entered)
             assert entered.wait(60) and functions(modeling_mamba2) != before

@@ -315,7 +315,7 @@ def test_what_cannot_be_is_refused_in_words(what: str) -> None:
             ),
             "scale",
         ),
-        (lambda ctx, name, x: impl.split.split(ctx, None, IR, name, x, 2, 0), "give their sizes"),
+        (lambda ctx, name, x: impl.split.split(ctx, None, IR, name, x, 2, 0), "pass the sizes of the parts"),
     ],
     ids=["shapes", "training", "mode", "dtype", "quantized", "parts"],
 )

@@ -15,7 +15,7 @@ import pipeline
 pytest.importorskip("transformers")
 
 from pipeline.compat.transformers import compile_for_generation, encoder_parts, generation
-from pipeline.compat.transformers.modality_encoders import TowerCall, tower_calls
+from pipeline.compat.transformers.modality_encoders import EncoderCall, select_calls
 from tests.compat import sights
 from tests.compat.families import SMALL
 from tests.compat.test_seeing import SCORED, agree
@@ -99,9 +99,9 @@ def test_sizes_that_no_program_can_have_together_have_one_each(monkeypatch: pyte
 
 
 def test_sizes_between_that_a_program_refuses_run_in_pytorch() -> None:
-    known = (TowerCall("t", (torch.zeros(2, width),), {}) for width in (4, 8))
-    sizes = encoder_parts.kind_of_whole_calls(torch.nn.Identity(), tuple(known))
-    assert sizes.split(TowerCall("t", (torch.zeros(2, 6),), {}))
+    known = (EncoderCall("t", (torch.zeros(2, width),), {}) for width in (4, 8))
+    sizes = encoder_parts.group_of_whole_calls(torch.nn.Identity(), tuple(known))
+    assert sizes.split_call(EncoderCall("t", (torch.zeros(2, 6),), {}))
 
     def refuse(x: torch.Tensor) -> torch.Tensor:
         raise pipeline.ShapeError("x", 1, x.shape[1], (4, 8), "a multiple of 4")
@@ -126,7 +126,7 @@ def test_what_is_far_smaller_than_a_tower_is_none() -> None:
     parts = model.model.vision_tower, model.model.other, torch.nn.Linear(8, 8)
     model.model.small = parts[-1]
     called: Any = [(each, (), {}) for each in parts]
-    assert [call.path for call in tower_calls(model, called)] == ["model.vision_tower", "model.other"]
+    assert [call.path for call in select_calls(model, called)] == ["model.vision_tower", "model.other"]
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "exaone4_5", "gemma4"])

@@ -16,7 +16,7 @@ import pytest
 import pipeline
 from pipeline import _PLACES
 from pipeline.cli.commands import COMMANDS, main
-from pipeline.cli.options import setting_texts
+from pipeline.cli.options import setting_help_texts
 
 LATER = ("torch._dynamo", "transformers", "pipeline.build", "pipeline.defaults")
 PROGRAM = """
@@ -77,14 +77,14 @@ def test_every_setting_has_a_flag_with_its_documentation(capsys: pytest.CaptureF
     assert all(f"--{name.replace('_', '-')}" in text for name in pipeline.CompilationSettings.names())
     words = " ".join(text.split())
     assert "Compute float64 in float32 inside engines; the results are float64 again. Default: False." in words
-    whole = (re.fullmatch(r"[A-Z].*\. Default: .*\.", each) for each in setting_texts().values())
+    whole = (re.fullmatch(r"[A-Z].*\. Default: .*\.", each) for each in setting_help_texts().values())
     assert all(whole) and "--decisions {refuse,example}" in words
 
 
 def test_settings_are_documented_as_python_3_13_compiles_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the indentation away; with -OO there are none."""
-    before = setting_texts()
+    before = setting_help_texts()
     monkeypatch.setattr(pipeline.CompilationSettings, "__doc__", inspect.getdoc(pipeline.CompilationSettings))
-    assert setting_texts() == before and [*before] == [*pipeline.CompilationSettings.names()]
+    assert setting_help_texts() == before and [*before] == [*pipeline.CompilationSettings.names()]
     monkeypatch.setattr(pipeline.CompilationSettings, "__doc__", None)
     assert main(["compile", "--help"]) == 0

@@ -34,7 +34,6 @@ from pipeline.settings import CompilationSettings
 
 ConversionCtx: TypeAlias = ConversionContext
 
-
 __all__ = [
     "CONVERTERS",
     "DECOMPOSITIONS",

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from pipeline.aten.types import Argument, Function, Operator, aten
-from pipeline.compat.torch_tensorrt.emit import Call, Expression, call, emit
-from pipeline.compat.torch_tensorrt.values import context_of
+from pipeline.compat.torch_tensorrt.emit import Call, Expression, add_layers_of, call
+from pipeline.compat.torch_tensorrt.values import as_context
 from pipeline.errors import PipelineError
 
-__all__ = ["Argument", "BlockError", "Call", "Expression", "aten", "block", "call", "of_call", "require", "unsupported"]
+__all__ = ["Argument", "BlockError", "Call", "Expression", "aten"]
+__all__ += ["block", "call", "op_block", "require", "unsupported"]
 
 FIRST: Final = tuple(
     inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("ctx", "target", "source_ir", "name")
@@ -42,38 +43,38 @@ def block(function: Callable[..., Expression], description: str = "") -> Functio
         bound.apply_defaults()
         ctx, _, _, name = (bound.arguments.pop(each.name) for each in FIRST)
         given = inspect.BoundArguments(inspect.Signature(own), bound.arguments)
-        return emit(context_of(ctx), name, function(*given.args, **given.kwargs))
+        return add_layers_of(as_context(ctx), name, function(*given.args, **given.kwargs))
 
     layers.__signature__, layers.__doc__ = whole, function.__doc__ or description  # type: ignore[attr-defined]
     return layers
 
 
-def of_call(target: Operator, *names: str, **defaults: Argument) -> Function:
-    """Create the building block that adds one call of an ATen operator; ``names`` are the operator's parameters, of
-    which the last have the values ``defaults`` if they are not passed."""
+def op_block(operator: Operator, *parameter_names: str, **defaults: Argument) -> Function:
+    """Create the building block that adds one call of an ATen operator. Its own parameters are ``parameter_names``,
+    followed by the names in ``defaults``, which have these default values."""
 
     def convert(*args: Argument) -> Expression:
-        return call(target, *args)
+        return call(operator, *args)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    rows = [inspect.Parameter(name, kind) for name in names]
+    rows = [inspect.Parameter(name, kind) for name in parameter_names]
     rows += (inspect.Parameter(name, kind, default=value) for name, value in defaults.items())
     convert.__signature__ = inspect.Signature(rows)  # type: ignore[attr-defined]
-    convert.__doc__ = f"{target}"
+    convert.__doc__ = f"{operator}"
     return block(convert)
 
 
-def unsupported(name: str, reason: str, instead: str) -> Function:
+def unsupported(block_name: str, reason: str, instead: str) -> Function:
     """Create a building block that always raises `BlockError`, with the reason and what to use instead."""
 
     def raise_error(*args: Argument, **kwargs: Argument) -> NoReturn:
-        raise BlockError(f"{name}: {reason}; {instead}")
+        raise BlockError(f"{block_name} is not supported here: {reason}; {instead}")
 
-    raise_error.__name__, raise_error.__doc__ = name.rpartition(".")[2], f"Refused: {reason}; {instead}."
+    raise_error.__name__, raise_error.__doc__ = block_name.rpartition(".")[2], f"Refused: {reason}; {instead}."
     return raise_error
 
 
-def require(allowed: bool, name: str, reason: str, instead: str) -> None:
+def require(allowed: bool, block_name: str, reason: str, instead: str) -> None:
     """Raise a `BlockError` if ``allowed`` is False, with the reason and what to use instead."""
     if not allowed:
-        raise BlockError(f"{name}: {reason}; {instead}")
+        raise BlockError(f"{block_name} does not accept these arguments: {reason}; {instead}")

@@ -15,12 +15,12 @@ import torch
 from pipeline.aten.naming import layer_name
 from pipeline.aten.types import Argument, Node, Target
 from pipeline.compat.torch_tensorrt.blocks import Expression, aten, block, call, unsupported
-from pipeline.compat.torch_tensorrt.emit import emit
+from pipeline.compat.torch_tensorrt.emit import add_layers_of
 from pipeline.compat.torch_tensorrt.impl import activation, cast, elementwise, matmul, unary
 from pipeline.compat.torch_tensorrt.values import (
     Conversion,
     SourceIR,
-    context_of,
+    as_context,
     per_dim,
     torch_dtype,
     transpose_constant,
@@ -83,7 +83,7 @@ def create_constant(
     ctx: Conversion, value: Argument, name: str, dtype: Argument = None, min_rank: int = 1
 ) -> trt.ITensor:
     """Create a constant layer from a value, as `get_trt_tensor` does."""
-    ctx, wanted = context_of(ctx), torch_dtype(dtype)
+    ctx, wanted = as_context(ctx), torch_dtype(dtype)
     value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
     if not isinstance(value, torch.Tensor):
         return base.tensor(ctx, name, value, wanted, rank=min_rank)
@@ -99,7 +99,7 @@ def cast_trt_tensor(
     source_ir: SourceIR | None = None,
 ) -> trt.ITensor:
     """Cast a tensor to a dtype of torch, TensorRT or numpy; return the same tensor if it already has the dtype."""
-    ctx, wanted = context_of(ctx), torch_dtype(dtype)
+    ctx, wanted = as_context(ctx), torch_dtype(dtype)
     assert wanted is not None
     return base.cast(ctx, name, get_trt_tensor(ctx, input_val, name), wanted)
 
@@ -135,13 +135,13 @@ def broadcast_to_same_shape(
     ctx: Conversion, target: Target, source_ir: SourceIR | None, name: str, lhs_val: trt.ITensor, rhs_val: trt.ITensor
 ) -> tuple[trt.ITensor, trt.ITensor]:
     """Broadcast two tensors to the same shape, by adding the layers of aten.broadcast_tensors.default."""
-    lhs, rhs = emit(context_of(ctx), name, call(aten.broadcast_tensors.default, [lhs_val, rhs_val]))
+    lhs, rhs = add_layers_of(as_context(ctx), name, call(aten.broadcast_tensors.default, [lhs_val, rhs_val]))
     return lhs, rhs
 
 
 def prepend_ones(ctx: Conversion, tensor: trt.ITensor, name: str, num_prepend_ones: int) -> trt.ITensor:
     """Prepend ``num_prepend_ones`` dims of size 1 to a tensor."""
-    return base.unsqueeze(context_of(ctx), name, tensor, range(num_prepend_ones))
+    return base.unsqueeze(as_context(ctx), name, tensor, range(num_prepend_ones))
 
 
 def has_dynamic_shape(shape: Sequence[int]) -> bool:
@@ -206,7 +206,7 @@ def to_trt_weights(
 ) -> Argument:
     """Create ``trt.Weights`` from a CPU tensor. The tensor is kept alive until the engine is built; if it is a
     parameter, the weights can be refitted."""
-    return context_of(ctx).trt_weights(value)
+    return as_context(ctx).trt_weights(value)
 
 
 @block

@@ -52,13 +52,13 @@ def call(target: Target, *args: Argument, **kwargs: Argument) -> Call:
     return Call(target, args, FrozenDict(kwargs))
 
 
-def emit(ctx: ConversionContext, name: str, value: Argument) -> Argument:
+def add_layers_of(ctx: ConversionContext, name: str, calls: Argument) -> Argument:
     """Add the layers of an ATen call, or of a list of calls, to the network; return the results as ``ITensor``s. Raise
     a `NetworkError` if torch or every converter rejects a call."""
-    graph = _Graph(NetworkFakes.of(ctx))
-    several = isinstance(value, list | tuple)
-    graph.graph.output(tuple(map(graph.argument, value)) if several else (graph.argument(value),))
-    validated = VALIDATE(DECOMPOSE(graph.program()))
+    graph = _CallGraph(NetworkFakes.of(ctx))
+    several = isinstance(calls, list | tuple)
+    graph.graph.output(tuple(map(graph.add_argument, calls)) if several else (graph.add_argument(calls),))
+    validated = VALIDATE(DECOMPOSE(graph.create_program()))
     env = _convert_nodes(ctx, name, validated, graph.env)
 
     def tensors(result: Argument) -> Argument:
@@ -85,14 +85,14 @@ def _convert_nodes(
                 env[node.name] = program.constants[node.name].evaluate({})
             elif node.op == "call_function":
                 ctx.node = node
-                env[node.name] = _convert(ctx, name, node, validated, env)
+                env[node.name] = _convert_node(ctx, name, node, validated, env)
                 ctx.record_result_shapes(env[node.name], node.meta.get("val"))
     finally:
         ctx.node, ctx.marks = around
     return env
 
 
-def _convert(
+def _convert_node(
     ctx: ConversionContext, name: str, node: torch.fx.Node, validated: Validated, env: dict[str, Argument]
 ) -> Argument:
     verdict = validated.verdicts[node.name]
@@ -105,24 +105,24 @@ def _convert(
 
 
 @frozen(eq=False)
-class _Graph:
+class _CallGraph:
     """An FX graph of ATen calls. ``env`` has the network values that its placeholders stand for, by name."""
 
     stand_ins: NetworkFakes
     graph: torch.fx.Graph = field(factory=torch.fx.Graph)
     env: dict[str, Argument] = field(factory=dict)
 
-    def argument(self, value: Argument, kind: str = "Tensor") -> Argument:
-        """Return the graph's node for an argument, or a plain value unchanged; ``kind`` is its type in the schema."""
-        if isinstance(value, Call):
-            return self.call(value)
-        if isinstance(value, list | tuple | trt.Dims):
-            return [self.argument(each, kind) for each in value]
-        if value is None or isinstance(value, torch.fx.Node | str | torch.dtype):
-            return value
-        return self.tensor(value) if "Tensor" in kind else self.number(value)
+    def add_argument(self, argument: Argument, schema_type: str = "Tensor") -> Argument:
+        """Return the graph's node for an argument of this type in the schema; a plain value is returned unchanged."""
+        if isinstance(argument, Call):
+            return self.add_call(argument)
+        if isinstance(argument, list | tuple | trt.Dims):
+            return [self.add_argument(each, schema_type) for each in argument]
+        if argument is None or isinstance(argument, torch.fx.Node | str | torch.dtype):
+            return argument
+        return self.add_tensor(argument) if "Tensor" in schema_type else self.add_number(argument)
 
-    def tensor(self, value: Argument) -> torch.fx.Node:
+    def add_tensor(self, value: Argument) -> torch.fx.Node:
         """Return the graph's node for a tensor argument: an ``ITensor``, a constant, or a number."""
         if isinstance(value, SymbolicInt):
             value = base.size_as_scalar(self.stand_ins.ctx, "size", value)
@@ -130,30 +130,31 @@ class _Graph:
             value = torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.tensor(value)
         if isinstance(value, torch.Tensor):
             value = transpose_constant(self.stand_ins.ctx, "constant", value)
-        return self.placeholder(value, self.stand_ins.tensor(value))
+        return self.add_placeholder(value, self.stand_ins.fake_tensor(value))
 
-    def number(self, value: Argument) -> Argument:
+    def add_number(self, value: Argument) -> Argument:
         """Return a number argument unchanged, or the graph's node for a size that is known only at run time."""
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, trt.ITensor):
-            size = self.stand_ins.size(value, None)
-            return size if isinstance(size, int) else self.placeholder(SymbolicInt(expression(size)), size)
-        return self.placeholder(value, self.stand_ins.symbolic(value)) if isinstance(value, SymbolicInt) else value
+            size = self.stand_ins.size_or_element(value, None)
+            return size if isinstance(size, int) else self.add_placeholder(SymbolicInt(expression(size)), size)
+        return self.add_placeholder(value, self.stand_ins.to_symint(value)) if isinstance(value, SymbolicInt) else value
 
-    def placeholder(self, value: Argument, fake: Argument) -> torch.fx.Node:
+    def add_placeholder(self, value: Argument, fake: Argument) -> torch.fx.Node:
         node = self.graph.placeholder("given")
         node.meta["val"], self.env[node.name] = fake, value
         return node
 
-    def call(self, value: Call) -> torch.fx.Node:
-        if value.target is operator.getitem:
-            return self.node(value.target, (self.call(value.args[0]), value.args[1]), {})
-        schema = {a.name: str(a.type) for a in value.target._schema.arguments}
-        args = [self.argument(given, kind) for given, kind in zip(value.args, schema.values(), strict=False)]
-        return self.node(value.target, tuple(args), {k: self.argument(v, schema[k]) for k, v in value.kwargs.items()})
+    def add_call(self, call: Call) -> torch.fx.Node:
+        if call.target is operator.getitem:
+            return self.add_node(call.target, (self.add_call(call.args[0]), call.args[1]), {})
+        schema = {a.name: str(a.type) for a in call.target._schema.arguments}
+        args = [self.add_argument(given, kind) for given, kind in zip(call.args, schema.values(), strict=False)]
+        kwargs = {k: self.add_argument(v, schema[k]) for k, v in call.kwargs.items()}
+        return self.add_node(call.target, tuple(args), kwargs)
 
-    def node(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> torch.fx.Node:
+    def add_node(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> torch.fx.Node:
         try:
             fake = fake_result(self.stand_ins.mode, target, args, kwargs)
         except Exception as error:
@@ -162,7 +163,7 @@ class _Graph:
         node.meta["val"] = fake
         return node
 
-    def program(self) -> Program:
+    def create_program(self) -> Program:
         """Return the graph as a program without inputs; its placeholders stand for the values in ``env``."""
         ctx = self.stand_ins.ctx
         return Program(

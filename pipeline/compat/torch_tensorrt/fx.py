@@ -10,8 +10,8 @@ from typing import Final, TypeAlias
 from pipeline.aten.support import CallingConvention, ConverterPriority, ConverterSupport, Declaration, Target, Validator
 from pipeline.aten.types import Argument, Function, Operator
 from pipeline.compat.torch_tensorrt.acc_ops import OPERATORS, named_arguments
-from pipeline.compat.torch_tensorrt.emit import call, emit
-from pipeline.compat.torch_tensorrt.values import Conversion, context_of
+from pipeline.compat.torch_tensorrt.emit import add_layers_of, call
+from pipeline.compat.torch_tensorrt.values import Conversion, as_context
 from pipeline.converters.declare import ATTRIBUTE, attach, records_of, target_of
 from pipeline.frozen import FrozenDict
 
@@ -49,14 +49,14 @@ def tensorrt_converter(
     target = target_of(key)
 
     def declare(function: Function) -> Function:
-        named = pass_by_name(function)
+        named = with_named_arguments(function)
         support = ConverterSupport(named, capability_validator, supports_dynamic_shapes)
         return attach(named, ATTRIBUTE, (Declaration(target, support, priority, CallingConvention.LEGACY),) * enabled)
 
     return declare
 
 
-def pass_by_name(function: Function) -> Function:
+def with_named_arguments(function: Function) -> Function:
     """Wrap a converter function so that it gets all arguments by FX's argument names, unless it is wrapped already."""
     if records_of(function, "__by_name__"):
         return function
@@ -75,7 +75,7 @@ def _built_in_converter(target: Operator) -> Function:
         values = list(zip(target._schema.arguments, named_arguments(target, args, kwargs).values(), strict=True))
         plain = [value for argument, value in values if not argument.kwarg_only]
         keywords = {argument.name: value for argument, value in values if argument.kwarg_only}
-        return emit(context_of(network), name, call(target, *plain, **keywords))
+        return add_layers_of(as_context(network), name, call(target, *plain, **keywords))
 
     convert.__name__ = target._schema.name.rpartition("::")[2]
     convert.__qualname__ = f"CONVERTERS.{convert.__name__}"

@@ -47,21 +47,21 @@ def torch_dtype(dtype: Argument) -> torch.dtype | None:
     return to_torch(dtype) if isinstance(dtype, trt.DataType) else torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def per_dim(value: Argument, dims: int) -> list[Argument]:
-    """Return a list with one value for each dim; a single value is repeated ``dims`` times."""
+def per_dim(value: Argument, dim_count: int) -> list[Argument]:
+    """Return a list with one value for each dim; a single value is repeated ``dim_count`` times."""
     values = list(value) if isinstance(value, list | tuple | trt.Dims) else [value]
-    return values * dims if len(values) == 1 else values
+    return values * dim_count if len(values) == 1 else values
 
 
 Conversion: TypeAlias = ConversionContext | LegacyNetwork
 
 
-def context_of(ctx: Conversion) -> ConversionContext:
-    """Return the `ConversionContext` of a converter's first argument, a context or (LEGACY) a network."""
+def as_context(ctx: Conversion) -> ConversionContext:
+    """Return the `ConversionContext` of a converter's first argument: a context or, if it is LEGACY, a network."""
     if isinstance(ctx, LegacyNetwork):
         return ctx.ctx
     if not isinstance(ctx, ConversionContext):
-        raise TypeError(f"pass the converter's first argument, ctx or network, to the building block, not {ctx!r}")
+        raise TypeError(f"a building block got {ctx!r} as ctx: pass the converter's first argument, ctx or network")
     return ctx
 
 
@@ -84,27 +84,27 @@ BROADCASTS: Final = frozenset({"ELEMENTWISE", "PARAMETRIC_RELU", "SELECT"})
 """The kinds of TensorRT layers whose result has the broadcast shape of all inputs; the inputs have the same rank."""
 
 
-def sizes_of(ctx: ConversionContext, x: trt.ITensor) -> list[Argument]:
+def infer_sizes(ctx: ConversionContext, tensor: trt.ITensor) -> list[Argument]:
     """Return the sizes of a network's tensor: ints, expressions of the program's symbols, or None for unknown sizes."""
-    known = base.known_sizes(ctx, x)
+    known = base.known_sizes(ctx, tensor)
     layers = (ctx.net.get_layer(i) for i in reversed(range(ctx.net.num_layers)))
-    makers = (layer for layer in layers if any(layer.get_output(j) is x for j in range(layer.num_outputs)))
+    makers = (layer for layer in layers if any(layer.get_output(j) is tensor for j in range(layer.num_outputs)))
     if None not in known or (layer := next(makers, None)) is None:  # None: an input of the network
         return known
     kind = layer_kind(layer)
     inputs = [layer.get_input(i) for i in range(layer.num_inputs if kind in BROADCASTS else 1)]
     if kind not in SAME_SHAPE | BROADCASTS or any(each is None for each in inputs):
         return known
-    columns = zip(*(sizes_of(ctx, each) for each in inputs), strict=True)
+    columns = zip(*(infer_sizes(ctx, each) for each in inputs), strict=True)
     found = [size if size is not None else _broadcast_size(column) for size, column in zip(known, columns, strict=True)]
-    base.with_sizes(ctx, x, found)
+    base.with_sizes(ctx, tensor, found)
     return found
 
 
-def _broadcast_size(column: tuple[Argument, ...]) -> Argument:
+def _broadcast_size(sizes: tuple[Argument, ...]) -> Argument:
     """Return the size that results from broadcasting one dim of several tensors; None if it is unknown."""
-    sizes = [size for size in column if size != 1]
-    return sizes[0] if all(size == sizes[0] for size in sizes) else None
+    others = [size for size in sizes if size != 1]
+    return others[0] if all(size == others[0] for size in others) else None
 
 
 @frozen(eq=False)
@@ -129,31 +129,31 @@ class NetworkFakes:
             ctx.stand_ins = cls(ctx, mode, device)
         return ctx.stand_ins
 
-    def tensor(self, value: Argument) -> torch.Tensor:
+    def fake_tensor(self, value: Argument) -> torch.Tensor:
         """Return the fake tensor for an ``ITensor`` or a constant."""
         given = isinstance(value, torch.Tensor)
-        shape = list(value.shape) if given else [self.size(value, dim) for dim in range(base.rank(value))]
+        shape = list(value.shape) if given else [self.size_or_element(value, dim) for dim in range(base.rank(value))]
         with suppress_guards(self.mode), ignore_new_symbols(self.mode):
             return torch.empty(shape, dtype=base.dtype_of(value), device=self.device)
 
-    def size(self, value: trt.ITensor, dim: int | None) -> int | torch.SymInt:
+    def size_or_element(self, tensor: trt.ITensor, dim: int | None) -> int | torch.SymInt:
         """Return the size of a dim or, if ``dim`` is None, the number in a one-element tensor. The result is a symbol
         of the program, or a new symbol if the value is unknown."""
-        size = self.ctx.held_sizes.get(id(value), (None,))[0] if dim is None else sizes_of(self.ctx, value)[dim]
+        size = self.ctx.held_sizes.get(id(tensor), (None,))[0] if dim is None else infer_sizes(self.ctx, tensor)[dim]
         if size is not None:
-            return size if isinstance(size, int) else self.symbolic(size)
-        key = f"{id(value)} {dim}"
+            return size if isinstance(size, int) else self.to_symint(size)
+        key = f"{id(tensor)} {dim}"
         if key not in self.known:
             assert self.mode.shape_env is not None
             with ignore_new_symbols(self.mode):
                 self.known[key] = made = self.mode.shape_env.create_unbacked_symint()
             torch._check(made >= 0)
             name = str(expression(made))
-            self.ctx.symbols[name] = (value, dim)
+            self.ctx.symbols[name] = (tensor, dim)
             self.ctx.ranges = {**self.ctx.ranges, name: Range(0, 1, LARGEST)}
         return self.known[key]
 
-    def symbolic(self, size: SymbolicInt) -> torch.SymInt:
+    def to_symint(self, size: SymbolicInt) -> torch.SymInt:
         """Return torch's symbolic int for an expression of the program's symbols."""
         assert self.mode.shape_env is not None
         return cast(torch.SymInt, self.mode.shape_env.create_symintnode(size.expr, hint=None))

@@ -156,7 +156,7 @@ class Weights:
         raise TypeError(f"Weights takes a tensor, a numpy array or a number, not {kind_of(value)}")
 
     @data.default
-    def _held(self) -> trt.Weights:
+    def _create_trt_weights(self) -> trt.Weights:
         self.ctx.cpu_weights_reference_holder.append(self.tensor)
         return as_weights(self.tensor)
 

@@ -88,8 +88,8 @@ def _sdpa_refuses_softcap() -> bool:
 
 
 def _additive_bias(mask: torch.Tensor | None, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the tensor to add to attention scores. For a bool mask it is the bias (or 0) where the mask is True, and
-    the dtype's lowest number elsewhere; it is None if there is neither a mask nor a bias."""
+    """Return the tensor to add to attention scores. For a bool mask, the tensor has the bias (or 0) where the mask is
+    True, and the dtype's lowest number elsewhere. Return None if there is neither a mask nor a bias."""
     if mask is not None and mask.dtype == torch.bool:
         lowest = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=mask.device)
         return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias, lowest)
@@ -102,9 +102,8 @@ def use_attention(model: Pretrained, name: str) -> Iterator[None]:
     name ``eager``, transformers creates masks as tensors."""
     configs = (getattr(config, "config", None) for config in model.modules())
     with ExitStack() as stack:
-        for config in {
-            id(config): config for config in configs if hasattr(config, "_attn_implementation_internal")
-        }.values():
+        unique = {id(each): each for each in configs if hasattr(each, "_attn_implementation_internal")}
+        for config in unique.values():
             stack.enter_context(replace_entries(vars(config), _attn_implementation_internal=name))
         yield
 
@@ -119,11 +118,11 @@ class Windows(NamedTuple):
     back: torch.Tensor
 
     @classmethod
-    def from_ends(cls, ends: torch.Tensor, size: int) -> Windows:
+    def from_ends(cls, window_ends: torch.Tensor, padded_size: int) -> Windows:
         """Group positions into windows, given the cumulative ends of the windows [windows + 1], the first of which is
-        0. Each window is padded to ``size`` positions, or to the largest window if that is larger."""
-        starts, lengths = ends[:-1].long(), ends.long().diff()
-        within = torch.arange(max(size, int(lengths.max())), device=ends.device)
+        0. Each window is padded to ``padded_size`` positions, or to the largest window if that is larger."""
+        starts, lengths = window_ends[:-1].long(), window_ends.long().diff()
+        within = torch.arange(max(padded_size, int(lengths.max())), device=window_ends.device)
         real = within < lengths[:, None]
         return cls(torch.where(real, starts[:, None] + within, 0), real, real.flatten().nonzero()[:, 0])
 
@@ -157,7 +156,7 @@ last rows."""
 
 
 @contextmanager
-def last_rows(step: torch.nn.Module) -> Iterator[None]:
+def only_last_row(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which layers that share keys and values compute only the last row if only its logits are
     requested. transformers' own code for this branches on the number of tokens, unlike the replacement."""
     with ExitStack() as stack:
@@ -203,7 +202,7 @@ def _keep_last_rows(
 
 
 @contextmanager
-def one_form() -> Iterator[None]:
+def attention_without_branches() -> Iterator[None]:
     """Return a context in which a model is captured as one graph for any number of tokens: transformers' ``sdpa`` is
     `masked_attention`, and its ``eager`` experts, a loop of data-dependent length, are grouped matmuls
     (`grouped_mm_experts_forward`). The context is not thread-safe."""
@@ -217,10 +216,10 @@ def one_form() -> Iterator[None]:
 
 
 @contextmanager
-def without_loops(step: torch.nn.Module) -> Iterator[None]:
+def experts_without_loops(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which each expert of Switch Transformers computes all rows, and a mask selects the rows that
-    are routed to it. transformers loops over experts, a loop of data-dependent length; for other mixtures of experts it
-    has grouped matmuls (`one_form`)."""
+    are routed to it. transformers' own loop over the experts has a data-dependent length; other mixtures of experts
+    use grouped matmuls (`attention_without_branches`)."""
     with ExitStack() as stack:
         for each in step.modules():
             if type(each).__name__ == "SwitchTransformersExperts":

@@ -19,7 +19,7 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
-from pipeline.compat.transformers.recurrences import States, WithStates, over_states
+from pipeline.compat.transformers.recurrences import RecurrentStates, WithStates, replace_recurrences
 from pipeline.compiled import CompiledModule
 from pipeline.distributed.sharded import check_call_is_safe
 from pipeline.errors import CaptureError, ExecutionError, PipelineError
@@ -62,13 +62,13 @@ class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object) -> Any:
         """Write the keys and values of new tokens after the existing ones; return all keys and values."""
-        positions = self.positions(key_states.shape[2])
+        positions = self.new_positions(key_states.shape[2])
         self.own_keys.index_copy_(2, positions, key_states)
         self.own_values.index_copy_(2, positions, value_states)
         return self.own_keys, self.own_values
 
-    def positions(self, length: int) -> torch.Tensor:
-        return torch.arange(length, device=self.device) + self.start
+    def new_positions(self, token_count: int) -> torch.Tensor:
+        return torch.arange(token_count, device=self.device) + self.start
 
     def get_seq_length(self) -> Any:
         """Return the number of cached positions as a tensor."""
@@ -85,11 +85,11 @@ class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
         """Write the indexer's keys of new tokens [batch, length, width] after the existing ones; return all keys."""
-        self.indexer_keys.index_copy_(1, self.positions(states.shape[1]), states)
+        self.indexer_keys.index_copy_(1, self.new_positions(states.shape[1]), states)
         return self.indexer_keys
 
 
-class BufferStates(States, BufferLayer):  # type: ignore[no-untyped-call]
+class BufferStates(RecurrentStates, BufferLayer):  # type: ignore[no-untyped-call]
     """A `BufferLayer` that stores recurrent states in addition to keys and values (Falcon-H1, Zamba2)."""
 
     def __init__(
@@ -100,16 +100,16 @@ class BufferStates(States, BufferLayer):  # type: ignore[no-untyped-call]
         start: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> None:
-        States.__init__(self, own, start, mask, len(own))
+        RecurrentStates.__init__(self, own, start, mask, len(own))
         BufferLayer.__init__(self, keys, values, start)
 
 
-class StateShapeRecorder(States, DynamicLayer):  # type: ignore[no-untyped-call]
+class StateShapeRecorder(RecurrentStates, DynamicLayer):  # type: ignore[no-untyped-call]
     """A cache layer like `BufferStates` that only records the shapes of its recurrent states, in the first call."""
 
     def __init__(self, start: torch.Tensor, count: int, model: str) -> None:
         DynamicLayer.__init__(self)  # type: ignore[no-untyped-call]
-        States.__init__(self, None, start, None, count, model)
+        RecurrentStates.__init__(self, None, start, None, count, model)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:  # type: ignore[override]
         """Start with empty keys and values."""
@@ -125,24 +125,24 @@ class CrossAttentionLayer(StaticLayer):  # type: ignore[no-untyped-call]
 
 
 class CaptureCache(Cache):
-    """The cache that is passed to a model while it is captured; it creates the same mask operators for any number of
-    tokens. ``start`` is the position of the first token."""
+    """The cache that is passed to a model during capture, with which the model creates the same mask operators for any
+    number of tokens. ``start`` is the position of the first token."""
 
     def __init__(self, layers: Sequence[Layer], start: torch.Tensor) -> None:
         super().__init__(layers=list(layers))
         self.start = start
 
     @property
-    def attends(self) -> bool:
+    def has_keys_and_values(self) -> bool:
         """Return whether any layer of the cache stores keys and values."""
         return any(isinstance(layer, CacheLayerMixin) for layer in self.layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> Pretrained:
         """Return the number of cached positions as a tensor; return 0 for a layer that caches nothing."""
-        if not self.attends:
+        if not self.has_keys_and_values:
             return self.start
         layer = self.layers[layer_idx]
-        return 0 if isinstance(layer, States) and not layer.own else super().get_seq_length(layer_idx)
+        return 0 if isinstance(layer, RecurrentStates) and not layer.own else super().get_seq_length(layer_idx)
 
     @property
     def is_compileable(self) -> bool:
@@ -150,18 +150,18 @@ class CaptureCache(Cache):
         return False
 
 
-def create_layer(
-    buffers: Mapping[str, torch.Tensor], start: torch.Tensor, rows: int, mask: torch.Tensor | None
-) -> BufferLayer | States:
+def create_cache_layer(
+    buffers: Mapping[str, torch.Tensor], start: torch.Tensor, row_count: int, mask: torch.Tensor | None
+) -> BufferLayer | RecurrentStates:
     """Create a cache layer from its buffers by name: keys, values and (for sparse attention) indexer keys, or recurrent
     states, or both. ``mask`` [rows, length] is True for those of the call's tokens that update the states."""
 
     def first_rows(x: torch.Tensor) -> torch.Tensor:
-        return x if x.shape[0] == 1 else x[:rows]
+        return x if x.shape[0] == 1 else x[:row_count]
 
     states = {name: first_rows(x) for name, x in buffers.items() if name not in CACHED_TENSORS}
     if "key" not in buffers:
-        return States(states, start, mask, max(len(states), 1))
+        return RecurrentStates(states, start, mask, max(len(states), 1))
     keys, values, *indexer = (first_rows(buffers[name]) for name in CACHED_TENSORS if name in buffers)
     if states:
         return BufferStates(keys, values, states, start, mask)
@@ -169,36 +169,36 @@ def create_layer(
 
 
 @define(eq=False)
-class Latest:
-    """A reference to the `Filled` cache whose tokens are in a program's buffers: the last one that began a sequence."""
+class LatestCache:
+    """A reference to the `FilledCache` whose tokens are in a program's buffers: the last one that began a sequence."""
 
-    filled: weakref.ref[Filled] | None = None
+    filled: weakref.ref[FilledCache] | None = None
 
 
-class Filled(Cache):
+class FilledCache(Cache):
     """The cache object that ``generate`` passes to the model: it counts, in Python, the filled positions of a program's
     cache.
 
     ``cross`` has the keys and values of cross attention, after the encoder ran. ``mask`` [batch, max_cache_len] is True
     for positions that attention reads. ``runner`` holds the program's cache buffers, and ``latest`` refers to the
-    `Filled` whose tokens are in these buffers.
+    `FilledCache` whose tokens are in these buffers.
     """
 
-    def __init__(self, max_cache_len: int, runner: CompiledModule, latest: Latest) -> None:
+    def __init__(self, max_cache_len: int, runner: CompiledModule, latest: LatestCache) -> None:
         Cache.__init__(self, layers=[])  # that of an EncoderDecoderCache takes two caches
         self.positions, self.length, self.runner, self.latest = max_cache_len, 0, runner, latest
         self.mask: torch.Tensor | None = None
         self.cross: tuple[torch.Tensor, ...] = ()
-        self._heard: tuple[torch.Tensor, ...] | None = None
+        self._encoder_cross: tuple[torch.Tensor, ...] | None = None
         self.is_updated: dict[int, bool] = {}
 
-    def take_turn(self) -> None:
+    def claim_buffers(self) -> None:
         """Start or continue to fill the program's cache; raise an error if another sequence has overwritten it."""
-        self._check_turn()
+        self._check_not_overwritten()
         if self.length == 0:
             self.latest.filled = weakref.ref(self)
 
-    def _check_turn(self) -> None:
+    def _check_not_overwritten(self) -> None:
         if self.length and (self.latest.filled is None or self.latest.filled() is not self):
             raise ExecutionError(
                 "this cache was overwritten by another sequence", "use model.new_state() for each sequence"
@@ -224,7 +224,7 @@ class Filled(Cache):
     def self_attention_cache(self) -> DynamicCache:
         """Return the program's cached keys and values [batch, heads, length, width], without empty positions. They are
         views, which later calls change."""
-        self._check_turn()
+        self._check_not_overwritten()
         state, rows = self.runner.state_dict(), 0 if self.mask is None else self.mask.shape[0]
         layers = sorted(int(name.rpartition("_")[2]) for name in state if name.startswith("key_cache_"))
         names = (f"{kind}_cache_{layer}" for layer in layers for kind in ("key", "value"))
@@ -237,14 +237,14 @@ class Filled(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        return goes_back(self.runner)
+        return can_crop(self.runner)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Replace row ``i`` of the cache by row ``beam_idx[i]`` [batch], in place. Both rows are beams of the same
         prompt, so their keys and values of cross attention are equal."""
         if self.mask is None:
             return
-        self._check_turn()
+        self._check_not_overwritten()
         for tensor, positions in _cache_buffers(self.runner):
             own = tensor[: self.mask.shape[0]]
             own = own if positions is None else own.narrow(positions, 0, self.length)
@@ -253,7 +253,7 @@ class Filled(Cache):
 
     def crop(self, max_length: int) -> None:
         """Remove the last tokens from the cache: ``-max_length`` of them or, if ``max_length`` is above 0, all but the
-        first ``max_length``. Recurrent states cannot be reverted, which raises an error."""
+        first ``max_length``. Raise a `ValueError` for recurrent states, which cannot be reverted."""
         length = min(max_length, self.length) if max_length > 0 else max(self.length + max_length, 0)
         if length != self.length and not self.is_croppable:
             raise ValueError("recurrent states cannot be cropped to fewer tokens: generate without assistant_model")
@@ -261,12 +261,12 @@ class Filled(Cache):
             self.mask[:, length:] = False
         self.length = length
 
-    def heard(self, cross: tuple[torch.Tensor, ...] | None, rows: int) -> tuple[torch.Tensor, ...]:
-        """Return the cross attention's keys and values, repeated for ``rows`` rows: each prompt has the same number of
-        beams or samples. ``cross`` comes from a new encoder output; None means the stored keys and values."""
-        if cross is not None and cross is not self._heard:
-            each = rows // cross[0].shape[0]
-            self._heard = cross
+    def repeat_cross(self, cross: tuple[torch.Tensor, ...] | None, row_count: int) -> tuple[torch.Tensor, ...]:
+        """Return the cross attention's keys and values, repeated for ``row_count`` rows: each prompt has the same
+        number of beams or samples. ``cross`` comes from a new encoder output; None means the stored keys and values."""
+        if cross is not None and cross is not self._encoder_cross:
+            each = row_count // cross[0].shape[0]
+            self._encoder_cross = cross
             self.cross = cross if each == 1 else tuple(tensor.repeat_interleave(each, 0) for tensor in cross)
         return self.cross
 
@@ -277,7 +277,7 @@ def has_tokens(cache: Cache) -> bool:
     return any(x.dim() > 1 and x.numel() for x in tensors)
 
 
-def goes_back(runner: CompiledModule) -> bool:
+def can_crop(runner: CompiledModule) -> bool:
     """Return whether the last tokens can be removed from a program's cache; False if the cache has recurrent states."""
     return all(positions is not None for _, positions in _cache_buffers(runner))
 
@@ -290,8 +290,8 @@ def _cache_buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int |
             yield tensor, tensor.dim() - 2 if kind in CACHED_TENSORS else None
 
 
-class FilledCross(Filled, EncoderDecoderCache):  # type: ignore[override]
-    """A `Filled` cache for encoder-decoder models, derived from the cache class that some of them check for."""
+class FilledCrossCache(FilledCache, EncoderDecoderCache):  # type: ignore[override]
+    """A `FilledCache` for encoder-decoder models, derived from the cache class that some of them check for."""
 
     @property
     def cross_attention_cache(self) -> DynamicCache:
@@ -310,17 +310,17 @@ def _as_dynamic_cache(tensors: Sequence[torch.Tensor]) -> DynamicCache:
     return made
 
 
-def cached_tensors(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, CachedTensor]]:
+def find_cached_tensors(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, CachedTensor]]:
     """Call a model with one token of one row, and return the tensors that each of its layers caches, by name: ``key``,
     ``value`` and, in some models, ``indexer``, ``conv_0``, ``recurrent_0``."""
     check_call_is_safe(model)
     cache: Cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     start = torch.zeros((), dtype=torch.int64, device=model.device)
-    cache.layers = [_recording_layer(layer, start, type(model).__name__) for layer in cache.layers]
+    cache.layers = [_as_shape_recorder(layer, start, type(model).__name__) for layer in cache.layers]
     cache = EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
-    name = cache_name(model)
+    name = cache_argument(model)
     try:
-        with torch.no_grad(), restore_distribution_checks(), over_states(model):
+        with torch.no_grad(), restore_distribution_checks(), replace_recurrences(model):
             cache_after = getattr(model(**inputs, **{name: cache}, use_cache=True), name, None)
     except PipelineError:
         raise
@@ -331,25 +331,23 @@ def cached_tensors(model: Pretrained, inputs: dict[str, Any]) -> list[dict[str, 
         why = f"{type(model).__name__}.forward returns no cache of keys and values"
         raise CaptureError(why, "pass a decoder; for a model such as BERT, set is_decoder=True in its config")
     own = cache_after.self_attention_cache if model.config.is_encoder_decoder else cache_after
-    return [_layer_tensors(model, layer) for layer in own.layers]
+    return [_cached_tensors_of(model, layer) for layer in own.layers]
 
 
-def _recording_layer(layer: Layer, start: torch.Tensor, model: str) -> Layer:
+def _as_shape_recorder(layer: Layer, start: torch.Tensor, model_name: str) -> Layer:
     """Replace a layer that has recurrent states by one that records shapes; return any other layer unchanged."""
     if not isinstance(layer, WithStates):
         return layer
     count = getattr(layer, "number_of_states", 1)
-    return (
-        StateShapeRecorder(start, count, model)
-        if isinstance(layer, CacheLayerMixin)
-        else States(None, start, None, count, model)
-    )
+    if isinstance(layer, CacheLayerMixin):
+        return StateShapeRecorder(start, count, model_name)
+    return RecurrentStates(None, start, None, count, model_name)
 
 
-def _layer_tensors(model: Pretrained, layer: object) -> dict[str, CachedTensor]:
+def _cached_tensors_of(model: Pretrained, layer: object) -> dict[str, CachedTensor]:
     candidates = ((kind, getattr(layer, name, None)) for kind, name in CACHED_TENSORS.items())
     named = {kind: tensor for kind, tensor in candidates if tensor is not None and tensor.dim() > 1}
-    states = dict(layer.own) if isinstance(layer, States) else {}
+    states = dict(layer.own) if isinstance(layer, RecurrentStates) else {}
     known = {*map(id, named.values()), *map(id, states.values()), id(getattr(layer, "joined", None))}
     others = [t for t in tree_leaves(vars(layer)) if isinstance(t, torch.Tensor) and t.dim() > 1 and id(t) not in known]
     if others or (named and ("key" not in named or named["key"].dim() != 4)):
@@ -366,6 +364,6 @@ def has_parameter(model: torch.nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
-def cache_name(model: Pretrained) -> str:
+def cache_argument(model: Pretrained) -> str:
     """Return the name of the cache argument of a model's ``forward``, which is also the name of the returned cache."""
     return "cache_params" if has_parameter(model, "cache_params") else "past_key_values"

@@ -19,28 +19,28 @@ from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutpu
 from pipeline.artifact.load import FOLDER
 from pipeline.artifact.save import save
 from pipeline.compat.transformers.caches import (
-    Filled,
-    FilledCross,
-    Latest,
+    FilledCache,
+    FilledCrossCache,
+    LatestCache,
     Pretrained,
-    cache_name,
-    goes_back,
+    cache_argument,
+    can_crop,
     has_tokens,
 )
-from pipeline.compat.transformers.encoder_parts import Kind, put
-from pipeline.compat.transformers.encoders import CompiledEncoder, Embedded, mask_of
+from pipeline.compat.transformers.encoder_parts import CallGroup, insert_encoders
+from pipeline.compat.transformers.encoders import CompiledEncoder, EmbeddingSpec, program_mask
 from pipeline.compat.transformers.multimodal import (
     Prompt,
-    Sight,
-    as_in,
-    embedded,
-    fill,
+    PromptSpec,
+    compute_prompt,
+    copy_all_but_language_model,
     multimodal_inputs,
     non_text_inputs,
-    positions_of,
-    tokens_of,
+    position_ids_format,
+    token_ids_of,
+    with_signature_of,
 )
-from pipeline.compat.transformers.sampling import can_decode, decode_tokens
+from pipeline.compat.transformers.sampling import can_decode_ahead, decode_ahead
 from pipeline.compat.transformers.sizes import Limits
 from pipeline.compiled import Compiled, CompiledModule, StrPath
 from pipeline.errors import ArtifactError, ExecutionError
@@ -63,27 +63,27 @@ OTHERS: Final = {
 """The options of ``generate`` that a compiled model does not support, and the reason for each."""
 
 
-def shell(
+def create_weightless_copy(
     model: Pretrained,
-    sight: Sight | None,
-    embedded: Embedded | None,
-    towers: Mapping[str, Kind],
+    spec: PromptSpec | None,
+    embedding_spec: EmbeddingSpec | None,
+    encoder_groups: Mapping[str, CallGroup],
     runners: Mapping[str, CompiledModule],
 ) -> CompiledGeneration:
     """Return a copy of the model without weights (meta tensors), which keeps every attribute that ``generate`` reads.
-    In a multimodal model, programs replace the image and audio encoders, and other modules keep weights."""
+    In a multimodal model, programs replace the image and audio encoders; projections and embeddings keep weights."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}
-    if sight is not None or embedded is not None:
-        fill(made, model)
-        put(made, [(calls, runners[name]) for name, calls in towers.items()])
-        own["forward"] = as_in(model, CompiledGeneration.forward)
+    if spec is not None or embedding_spec is not None:
+        copy_all_but_language_model(made, model)
+        insert_encoders(made, [(calls, runners[name]) for name, calls in encoder_groups.items()])
+        own["forward"] = with_signature_of(model, CompiledGeneration.forward)
     made.__class__ = type(f"Compiled{type(model).__name__}", (CompiledGeneration, type(model)), own)
     made.generation_config = copy.deepcopy(model.generation_config)
     made.generation_config.cache_implementation = None  # Gemma 2's checkpoints ask for one
-    made.__dict__.update(_place=model.device, _float=model.dtype, _cache_name=cache_name(model))
-    made.__dict__.update(_sight=sight, _embedded=embedded)
+    made.__dict__.update(_place=model.device, _float=model.dtype, _cache_name=cache_argument(model))
+    made.__dict__.update(_spec=spec, _embedding_spec=embedding_spec)
     return made.eval()  # type: ignore[no-any-return]
 
 
@@ -106,13 +106,13 @@ class CompiledGeneration:
     config: Any
     generation_config: Any
 
-    def over(
+    def set_programs(
         self, compiled: Mapping[str, Compiled], runners: Mapping[str, CompiledModule], limits: Limits
     ) -> CompiledGeneration:
         """Set the compiled programs, the modules that run them, and the limits; return the same object."""
         place = runners["decoder"].device
         self.__dict__.update(compiled=FrozenDict(compiled), runners=FrozenDict(runners), limits=limits, _place=place)
-        self.__dict__.update(_latest=Latest(), _starts=torch.arange(limits.max_cache_len, device=place))
+        self.__dict__.update(_latest=LatestCache(), _starts=torch.arange(limits.max_cache_len, device=place))
         return self
 
     @property
@@ -131,7 +131,7 @@ class CompiledGeneration:
         runners = {**self.runners, "decoder": self.runners["decoder"].new_state()}
         made = copy.copy(self)
         made.__dict__["_modules"] = {name: copy.copy(each) for name, each in self.__dict__["_modules"].items()}
-        return made.over(self.compiled, runners, self.limits)
+        return made.set_programs(self.compiled, runners, self.limits)
 
     def save(self, path: StrPath, weights: StrPath = "inside") -> None:
         """Save the model to a file, from which `pipeline.load` returns an object with ``generate``. To load the file,
@@ -150,7 +150,7 @@ class CompiledGeneration:
             why = f"{kind.__name__} is not a class of transformers {transformers.__version__}"
             hint = "save each program, model.compiled[name].save(path), and compile the model again where it runs"
             raise ArtifactError(f"{why}, and a file does not contain the code of other classes", hint)
-        if self.__dict__["_sight"] is not None or self.__dict__["_embedded"] is not None:
+        if self.__dict__["_spec"] is not None or self.__dict__["_embedding_spec"] is not None:
             why = "a part of the model runs in PyTorch before the engines, and a file cannot contain this part"
             once = "cache_built_engines=True and reuse_cached_engines=True build its engines only once"
             hint = f"compile it again in the process that runs it: {once}"
@@ -195,12 +195,12 @@ class CompiledGeneration:
             ValueError: an option requires another kind of cache or further outputs, or assisted generation is
                 impossible.
         """
-        _check_tokens(next(iter(args), kwargs.get("input_ids", kwargs.get("inputs"))))
+        _check_prompt(next(iter(args), kwargs.get("input_ids", kwargs.get("inputs"))))
         config = kwargs.get("generation_config") or self.generation_config
         for name, why in OTHERS.items():
             if asked := kwargs.get(name, getattr(config, name, None)):
                 raise ValueError(f"generate cannot use {name}={asked!r}: {why}; leave it out")
-        if self.__dict__["_sight"] is None and "encoder" not in self.runners and (names := non_text_inputs(kwargs)):
+        if self.__dict__["_spec"] is None and "encoder" not in self.runners and (names := non_text_inputs(kwargs)):
             why = "but the model is compiled for text alone: pass encoder_example to compile_for_generation"
             raise ValueError(f"generate got {', '.join(names)}, {why}")
         assistant = kwargs.get("assistant_model")
@@ -219,10 +219,10 @@ class CompiledGeneration:
         streamer: Any = None,
         **inputs: Any,
     ) -> Any:
-        """Generate tokens greedily or by sampling, without waiting for each token (`decode_tokens`)."""
+        """Generate tokens greedily or by sampling, without waiting for each token (`decode_ahead`)."""
         given = logits_processor, stopping_criteria, generation_config
-        if not synced_gpus and can_decode(self, generation_config, stopping_criteria, inputs):
-            return decode_tokens(self, input_ids, *given, streamer, inputs)
+        if not synced_gpus and can_decode_ahead(self, generation_config, stopping_criteria, inputs):
+            return decode_ahead(self, input_ids, *given, streamer, inputs)
         return super()._sample(input_ids, *given, synced_gpus=synced_gpus, streamer=streamer, **inputs)  # type: ignore[misc]
 
     def _get_candidate_generator(self, *args: object, **kwargs: object) -> Pretrained:
@@ -238,7 +238,7 @@ class CompiledGeneration:
         if "encoder" not in self.runners:
             return super().get_encoder(*args, **kwargs)  # type: ignore[misc]
         own, embed = super().get_encoder(*args, **kwargs), self.get_input_embeddings()  # type: ignore[misc, attr-defined]
-        return CompiledEncoder(own, self.runners["encoder"], self.__dict__["_embedded"], embed)
+        return CompiledEncoder(own, self.runners["encoder"], self.__dict__["_embedding_spec"], embed)
 
     def forward(
         self,
@@ -267,23 +267,23 @@ class CompiledGeneration:
         tokens, mask = (decoder_input_ids, decoder_attention_mask) if crossed else (input_ids, attention_mask)
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, **kwargs}
         embeds = kwargs.get("inputs_embeds") is not None
-        tokens = _tokens(self, tokens, given)
-        filled = _filled(self, past_key_values if cache_params is None else cache_params)
+        tokens = _token_ids(self, tokens, given)
+        filled = _own_cache(self, past_key_values if cache_params is None else cache_params)
         places = decoder_position_ids if crossed else position_ids
         beside: Inputs = {}
         if crossed:
             if encoder_outputs is None:
-                raise ExecutionError("encoder_outputs is missing", "pass the result of get_encoder(), or call generate")
-            cross = filled.heard(encoder_outputs.get("cross"), tokens.shape[0])
+                raise ExecutionError("encoder_outputs is missing", "pass the encoder's output, or call generate")
+            cross = filled.repeat_cross(encoder_outputs.get("cross"), tokens.shape[0])
             encoded = cross[0].shape[0], cross[0].shape[2]
-            beside["encoder_mask"] = mask_of(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
+            beside["encoder_mask"] = program_mask(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
             beside["cross"] = cross
         prompt = None
-        if self.__dict__["_sight"] is not None and (tokens.shape[1] > 1 or embeds or non_text_inputs(kwargs)):
-            prompt = embedded(super().forward, given, type(self).__name__)  # type: ignore[misc]
+        if self.__dict__["_spec"] is not None and (tokens.shape[1] > 1 or embeds or non_text_inputs(kwargs)):
+            prompt = compute_prompt(super().forward, given, type(self).__name__)  # type: ignore[misc]
             places = places if prompt is None or prompt.places is None else prompt.places
         wanted = max(1, min(logits_to_keep, tokens.shape[1]))
-        steps = _steps(self, tokens.to(self.device), mask, places, filled, wanted, prompt)
+        steps = _decoder_call_inputs(self, tokens.to(self.device), mask, places, filled, wanted, prompt)
         found = [self.runners["decoder"](**inputs, **beside) for inputs in steps]
         logits = found[-1] if found[-1].shape[1] >= wanted else torch.cat(found, 1)[:, -wanted:]
         made: Any = (Seq2SeqLMOutput if crossed else CausalLMOutputWithPast)(logits=logits)
@@ -291,37 +291,37 @@ class CompiledGeneration:
         return made
 
 
-def _check_tokens(given: object) -> None:
+def _check_prompt(ids: object) -> None:
     """Raise an error if the prompt is not a tensor with a batch dim."""
-    if isinstance(given, str | list | tuple) and not (given and isinstance(given[0], torch.Tensor)):
-        how = "tokenizer(text, return_tensors='pt').input_ids" if isinstance(given, str) else "torch.tensor(ids)"
-        raise TypeError(f"the prompt is {kind_of(given)}: expected a tensor of token ids [rows, tokens], such as {how}")
-    if isinstance(given, torch.Tensor) and given.dim() == 1:
-        raise ValueError(f"the prompt has the shape {[*given.shape]}, expected [rows, tokens]: pass prompt[None]")
+    if isinstance(ids, str | list | tuple) and not (ids and isinstance(ids[0], torch.Tensor)):
+        how = "tokenizer(text, return_tensors='pt').input_ids" if isinstance(ids, str) else "torch.tensor(ids)"
+        raise TypeError(f"the prompt is {kind_of(ids)}: expected a tensor of token ids [rows, tokens], such as {how}")
+    if isinstance(ids, torch.Tensor) and ids.dim() == 1:
+        raise ValueError(f"the prompt has the shape {[*ids.shape]}, expected [rows, tokens]: pass prompt[None]")
 
 
-def _tokens(model: CompiledGeneration, tokens: torch.Tensor | None, given: Inputs) -> torch.Tensor:
+def _token_ids(model: CompiledGeneration, tokens: torch.Tensor | None, inputs: Inputs) -> torch.Tensor:
     """Return the token ids that a call passes; if it passes embeddings instead, return zeros."""
-    if given.get("labels") is not None:
+    if inputs.get("labels") is not None:
         raise ValueError("labels were passed, but the engines compute no loss: leave labels out, and use the logits")
-    embeds = given.get("inputs_embeds") is not None
-    if embeds and model.__dict__["_sight"] is not None:
-        return tokens_of(given)
+    embeds = inputs.get("inputs_embeds") is not None
+    if embeds and model.__dict__["_spec"] is not None:
+        return token_ids_of(inputs)
     if embeds or tokens is None:
         hint = "pass input_ids, or compile for embeddings with encoder_example={'inputs_embeds': …}"
         raise ExecutionError("input_ids is missing: the model is compiled for token ids", hint)
     return tokens
 
 
-def _filled(model: CompiledGeneration, given: Cache | None) -> Filled:
-    """Return the `Filled` cache that was passed; if None or an empty cache (which transformers creates first) was
-    passed, return a new `Filled`."""
-    if isinstance(given, Filled):
-        return given
-    if given is not None and has_tokens(given):
-        why = f"past_key_values is {kind_of(given)} with tokens, and a compiled model uses only its own cache"
+def _own_cache(model: CompiledGeneration, passed_cache: Cache | None) -> FilledCache:
+    """Return the `FilledCache` that was passed; if None or an empty cache (which transformers creates first) was
+    passed, return a new `FilledCache`."""
+    if isinstance(passed_cache, FilledCache):
+        return passed_cache
+    if passed_cache is not None and has_tokens(passed_cache):
+        why = f"past_key_values is {kind_of(passed_cache)} with tokens, and a compiled model uses only its own cache"
         raise ExecutionError(why, "pass the past_key_values that an earlier call of this model returned, or None")
-    kind = FilledCross if "encoder" in model.runners else Filled
+    kind = FilledCrossCache if "encoder" in model.runners else FilledCache
     return kind(model.limits.max_cache_len, model.runners["decoder"], model.__dict__["_latest"])
 
 
@@ -333,46 +333,46 @@ def _check_assisted(model: CompiledGeneration, assistant: object) -> None:
         if hasattr(assistant, "generate_with_fallback"):
             raise ValueError("a compiled Whisper cannot be the assistant_model: pass the uncompiled Whisper model")
     for each in (model, assistant):
-        if isinstance(each, CompiledGeneration) and not goes_back(each.runners["decoder"]):
+        if isinstance(each, CompiledGeneration) and not can_crop(each.runners["decoder"]):
             name = type(each).__name__.removeprefix("Compiled")
             raise ValueError(f"{name} has recurrent states, which assisted decoding cannot revert: generate without it")
 
 
-def _steps(
+def _decoder_call_inputs(
     model: CompiledGeneration,
     tokens: torch.Tensor,
     mask: torch.Tensor | None,
-    places: torch.Tensor | None,
-    filled: Filled,
-    wanted: int,
+    position_ids: torch.Tensor | None,
+    cache: FilledCache,
+    logit_count: int,
     prompt: Prompt | None,
 ) -> Iterator[Inputs]:
-    """Yield the decoder's inputs for each of several calls, which together return the logits of the last ``wanted``
-    tokens; the cache's length is updated before each call."""
+    """Yield the decoder's inputs for each of several calls, which together return the logits of the last
+    ``logit_count`` tokens; the cache's length is updated before each call."""
     limits, starts, drafts = model.limits, model.__dict__["_starts"], model.limits.max_draft_len > 0
     rows, length = tokens.shape
-    sight: Sight | None = model.__dict__["_sight"]
-    shape, dtype = positions_of(sight)
-    limits.check(rows, filled.length + length)
-    filled.take_turn()
-    if filled.mask is None:
-        filled.mask = torch.zeros(rows, limits.max_cache_len, dtype=torch.bool, device=model.device)
-    calls = limits.calls(length, wanted)
+    spec: PromptSpec | None = model.__dict__["_spec"]
+    shape, dtype = position_ids_format(spec)
+    limits.check_call(rows, cache.length + length)
+    cache.claim_buffers()
+    if cache.mask is None:
+        cache.mask = torch.zeros(rows, limits.max_cache_len, dtype=torch.bool, device=model.device)
+    calls = limits.split_tokens(length, logit_count)
     sizes = [size for size, _ in calls]
-    positions = repeat(None) if places is None else places.split(sizes, -1)
-    ends = [filled.length + end for end in accumulate(sizes, initial=0)]
-    sights = multimodal_inputs(sight, tokens, list(pairwise(ends)), limits.max_cache_len, prompt)
+    positions = repeat(None) if position_ids is None else position_ids.split(sizes, -1)
+    ends = [cache.length + end for end in accumulate(sizes, initial=0)]
+    sights = multimodal_inputs(spec, tokens, list(pairwise(ends)), limits.max_cache_len, prompt)
     for (size, count), piece, where, seen in zip(calls, tokens.split(sizes, 1), positions, sights, strict=False):
-        start, end = filled.length, filled.length + size
-        filled.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)
-        if where is None and sight is not None and sight.padded:
+        start, end = cache.length, cache.length + size
+        cache.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)
+        if where is None and spec is not None and spec.padded:
             where = starts[start:end]
         elif where is None:
-            where = (filled.mask[:, :end].to(torch.int64).cumsum(-1) - 1).clamp(min=0)[:, start:]
+            where = (cache.mask[:, :end].to(torch.int64).cumsum(-1) - 1).clamp(min=0)[:, start:]
         elif where.dim() > 2 + len(shape):  # position ids of text in several dims, which are equal
             where = where[0]
-        filled.length = end
+        cache.length = end
         where = where.to(model.device, dtype).expand(*shape, rows, size).contiguous()
         own: Inputs = {"wanted": starts[size - count : size]} if drafts else {}
-        given: Inputs = {"input_ids": piece, "attention_mask": filled.mask, "position_ids": where}
+        given: Inputs = {"input_ids": piece, "attention_mask": cache.mask, "position_ids": where}
         yield {**given, "start": starts[start], **own, **seen}

@@ -30,19 +30,19 @@ class DecoderCalledError(PipelineError):
         self.given = given
 
 
-def raise_decoder_called(*_: object, **given: object) -> None:
+def raise_decoder_called(*_: object, **inputs: object) -> None:
     """Raise `DecoderCalledError` with the inputs; this function replaces the ``forward`` of a language model."""
-    raise DecoderCalledError(given)
+    raise DecoderCalledError(inputs)
 
 
 @contextmanager
 def replace_decoder_inputs(
     decoder: Pretrained,
-    seen: torch.Tensor,
-    added: torch.Tensor | None,
-    ahead: torch.Tensor | None,
-    kinds: tuple[str, ...] = (),
-    by_layer: torch.Tensor | None = None,
+    is_embedded: torch.Tensor,
+    deepstack: torch.Tensor | None,
+    later_mask: torch.Tensor | None,
+    layer_types: tuple[str, ...] = (),
+    per_layer: torch.Tensor | None = None,
 ) -> Iterator[None]:
     """Return a context in which the language model gets, besides embeddings, the additional inputs of a multimodal
     prompt."""
@@ -50,24 +50,24 @@ def replace_decoder_inputs(
     def add_inputs(
         _: object, args: tuple[object, ...], given: dict[str, Pretrained]
     ) -> tuple[tuple[object, ...], dict[str, Pretrained]]:
-        if added is not None:
-            given = {**given, **dict(zip(DEEPSTACK_INPUTS, (seen, list(added.unbind(0))), strict=True))}
-        if by_layer is not None:
-            given = {**given, BY_LAYER: by_layer}
-        if ahead is not None:
+        if deepstack is not None:
+            given = {**given, **dict(zip(DEEPSTACK_INPUTS, (is_embedded, list(deepstack.unbind(0))), strict=True))}
+        if per_layer is not None:
+            given = {**given, BY_LAYER: per_layer}
+        if later_mask is not None:
             mask = given["attention_mask"]
             if isinstance(mask, Mapping):
-                mask = {name: _allow_later(each, ahead) if name in kinds else each for name, each in mask.items()}
+                mask = {name: _unmask(each, later_mask) if name in layer_types else each for name, each in mask.items()}
             else:
-                mask = _allow_later(mask, ahead)
+                mask = _unmask(mask, later_mask)
             given = {**given, "attention_mask": mask}
         return args, given
 
     replacements: dict[str, object] = {}
-    if added is not None:  # at every token, with 0 where nothing is added
+    if deepstack is not None:  # at every token, with 0 where nothing is added
         replacements["_deepstack_process"] = lambda hidden, _, more: hidden + more
-    if by_layer is not None:  # Gemma 4's own code looks ids up by their embeddings
-        replacements["get_per_layer_inputs"] = lambda *_, **__: by_layer
+    if per_layer is not None:  # Gemma 4's own code looks ids up by their embeddings
+        replacements["get_per_layer_inputs"] = lambda *_, **__: per_layer
     with (
         decoder.register_forward_pre_hook(add_inputs, with_kwargs=True),
         replace_entries(decoder.__dict__, **replacements),
@@ -75,11 +75,11 @@ def replace_decoder_inputs(
         yield
 
 
-def _allow_later(mask: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
-    """Return a mask [rows, 1, length, positions] that also allows attention to later tokens where ``ahead`` is True."""
+def _unmask(mask: torch.Tensor, later_mask: torch.Tensor) -> torch.Tensor:
+    """Return a mask [rows, 1, length, positions] that also allows attention where ``later_mask`` is True."""
     if mask.dtype == torch.bool:
-        return mask | ahead[:, None]
-    return mask.masked_fill(ahead[:, None], 0)
+        return mask | later_mask[:, None]
+    return mask.masked_fill(later_mask[:, None], 0)
 
 
 class IgnoredOutput(BaseModelOutputWithPast):
@@ -90,7 +90,7 @@ class IgnoredOutput(BaseModelOutputWithPast):
 
 
 def capture_decoder_inputs(model: Pretrained, **inputs: Pretrained) -> Mapping[str, Pretrained]:
-    """Return the inputs that a model's own code passes to its language model. Raises nothing, so it can be traced."""
+    """Return the inputs that a model's own code passes to its language model; torch.export can trace this."""
     calls: list[Mapping[str, Pretrained]] = []
 
     def forward(*_: object, **given: Pretrained) -> IgnoredOutput:
@@ -103,7 +103,7 @@ def capture_decoder_inputs(model: Pretrained, **inputs: Pretrained) -> Mapping[s
     return calls[0]
 
 
-def embeds_ids_itself(model: Pretrained) -> bool:
+def bypasses_embedding_table(model: Pretrained) -> bool:
     """Return whether a model embeds some token ids otherwise than by its embedding table (Gemma 3n, Gemma 4)."""
     table = model.get_input_embeddings()
     with torch.no_grad(), suppress(Exception):  # a model that does not take ids alone has no such embeddings

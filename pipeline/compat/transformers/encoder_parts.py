@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from pipeline.aten.types import Argument
 from pipeline.compat.transformers.attention import attend_in_windows, use_attention
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compat.transformers.modality_encoders import Inputs, TowerCall
+from pipeline.compat.transformers.modality_encoders import CallArgs, EncoderCall
 from pipeline.compiled import Compiled, CompiledModule
 from pipeline.errors import CaptureError, ShapeError
 from pipeline.export_fixes.call_recorder import Call, Calls
@@ -42,26 +42,26 @@ MOST_REPORTED: Final = 8
 class EncoderInputs:
     """The inputs of an encoder call: a floating-point tensor, and a tensor of integers (grids, sizes or lengths)."""
 
-    call: TowerCall
+    call: EncoderCall
     floats: torch.Tensor = field(repr=False)
     numbers: torch.Tensor = field(repr=False)
 
     @classmethod
-    def from_call(cls, call: TowerCall) -> EncoderInputs | None:
-        """Return the inputs of an encoder call; None if it has other tensors. For audio, integers are the lengths."""
+    def from_call(cls, call: EncoderCall) -> EncoderInputs | None:
+        """Return the inputs of an encoder call; None for a call with other tensors. Audio has lengths as integers."""
         tensors = [x for x in call.flat[0] if isinstance(x, torch.Tensor)]
         floats = [x for x in tensors if x.is_floating_point()]
         lengths = call.kwargs.get(LENGTHS)
         numbers = [x for x in tensors if not x.is_floating_point()] if lengths is None else [lengths]
         return cls(call, floats[0], numbers[0]) if len(floats) == len(numbers) == 1 else None
 
-    def with_tensors(self, floats: torch.Tensor | None, numbers: torch.Tensor | None) -> Inputs:
+    def with_tensors(self, floats: torch.Tensor | None, numbers: torch.Tensor | None) -> CallArgs:
         """Return the ``args`` and ``kwargs`` of the call with these tensors in place of its floats and integers."""
         call = self.call.args, dict(self.call.kwargs)
-        replaced: Inputs = tree_map_only(torch.Tensor, lambda x: floats if x.is_floating_point() else numbers, call)
+        replaced: CallArgs = tree_map_only(torch.Tensor, lambda x: floats if x.is_floating_point() else numbers, call)
         return replaced
 
-    def is_like(self, other: EncoderInputs) -> bool:
+    def is_equal_but_for_tensors(self, other: EncoderInputs) -> bool:
         """Return whether another call differs only in the values and sizes of its tensors, not in the float dtype."""
         own, theirs = ((each.call.path, each.floats.dtype, *each.with_tensors(None, None)) for each in (self, other))
         return bool(own == theirs)
@@ -85,7 +85,7 @@ class Family:
     @classmethod
     @abstractmethod
     def layouts(cls, inputs: EncoderInputs) -> list[tuple[int, ...]]:
-        """Return the layouts (such as grids) of a call's images or sounds; empty if it is of another family."""
+        """Return the layouts (such as grids) of a call's images or sounds; empty for a call of another family."""
 
     @classmethod
     @abstractmethod
@@ -93,19 +93,19 @@ class Family:
         """Create this family's description of an encoder from example calls of the encoder."""
 
     @abstractmethod
-    def parts(self, inputs: EncoderInputs) -> list[Part]:
+    def split_inputs(self, inputs: EncoderInputs) -> list[Part]:
         """Split an encoder call into parts."""
 
-    def split(self, call: TowerCall) -> list[Inputs]:
+    def split_call(self, call: EncoderCall) -> list[CallArgs]:
         """Return the encoder's ``args`` and ``kwargs`` for each part of a call; empty if it is unlike the example."""
         inputs = EncoderInputs.from_call(call)
-        if inputs is None or not inputs.is_like(self.example) or not self.layouts(inputs):
+        if inputs is None or not inputs.is_equal_but_for_tensors(self.example) or not self.layouts(inputs):
             return []
-        return list(map(self.part_inputs, self.parts(inputs)))
+        return list(map(self.arguments_for_part, self.split_inputs(inputs)))
 
     @abstractmethod
-    def part_inputs(self, part: Part) -> Inputs:
-        """Return the encoder's ``args`` and ``kwargs`` for a part, with values that it would compute in Python."""
+    def arguments_for_part(self, part: Part) -> CallArgs:
+        """Return an encoder's arguments for a part, including values that the encoder otherwise computes in Python."""
 
     @abstractmethod
     def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
@@ -114,7 +114,7 @@ class Family:
 
 
 @frozen
-class Kind:
+class CallGroup:
     """A set of encoder calls that one program can run, as a whole or in parts.
 
     Attributes:
@@ -131,20 +131,20 @@ class Kind:
     module: torch.nn.Module = field(repr=False)
     inputs: dict[str, Argument] = field(repr=False)
     sizes: tuple[range, ...]
-    parts: Callable[[TowerCall], list[Inputs]] = field(repr=False)
+    parts: Callable[[EncoderCall], list[CallArgs]] = field(repr=False)
     text: str
     dim: int = 0
-    calls: tuple[TowerCall, ...] = ()
+    calls: tuple[EncoderCall, ...] = ()
 
-    def split(self, call: TowerCall) -> list[Inputs]:
-        """Return the program's ``args`` and ``kwargs`` for each part of a call; empty if it cannot run the call."""
+    def split_call(self, call: EncoderCall) -> list[CallArgs]:
+        """Return the program's ``args`` and ``kwargs`` for each part of a call; empty for a call that it cannot run."""
         parts = self.parts(call)
         fit = all(size in own for part in parts for size, own in zip(_tensor_sizes(part), self.sizes, strict=True))
         return parts if fit else []
 
 
-def kind_of_whole_calls(encoder: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind:
-    """Return a `Kind` for encoder calls that differ only in the sizes of floating-point tensors, and run without
+def group_of_whole_calls(encoder: torch.nn.Module, calls: Sequence[EncoderCall]) -> CallGroup:
+    """Return a `CallGroup` for encoder calls that differ only in the sizes of floating-point tensors, and run without
     splitting. Integers become constants."""
     first = calls[0]
     seen = Calls(encoder, [Call.from_inputs(bind_args(encoder, each.args, each.kwargs), None) for each in calls])
@@ -156,17 +156,17 @@ def kind_of_whole_calls(encoder: torch.nn.Module, calls: Sequence[TowerCall]) ->
     sizes_of_dims = zip(*(_tensor_sizes((each.args, dict(each.kwargs))) for each in calls), strict=True)
     text = " to ".join(dict.fromkeys(map(str, (first, calls[-1]))))
 
-    def whole_call(call: TowerCall) -> list[Inputs]:
-        return [(call.args, dict(call.kwargs))] if first.is_like(call) else []
+    def whole_call(call: EncoderCall) -> list[CallArgs]:
+        return [(call.args, dict(call.kwargs))] if first.is_equal_but_for_floats(call) else []
 
     inputs = {**inputs, "args": args, "kwargs": kwargs}
     sizes = tuple(range(min(each), max(each) + 1) for each in sizes_of_dims)
-    return Kind(first.path, encoder, encoder, inputs, sizes, whole_call, text, calls=tuple(calls))
+    return CallGroup(first.path, encoder, encoder, inputs, sizes, whole_call, text, calls=tuple(calls))
 
 
-def kind_of_parts(family: Family, examples: Sequence[Inputs]) -> Kind:
-    """Return a `Kind` for calls whose parts have sizes in the range of these example parts, the first of which is the
-    largest. Sizes that differ between the examples become dynamic; sizes that are proportional become derived dims."""
+def group_of_split_calls(family: Family, example_parts: Sequence[CallArgs]) -> CallGroup:
+    """Return a `CallGroup` for calls whose parts have sizes in the range of these example parts, the first of which is
+    the largest. Sizes that differ between the examples become dynamic; proportional sizes become derived dims."""
     dims: dict[tuple[int, ...], Dim] = {}
 
     def dynamic_dim(*sizes: int) -> Argument:
@@ -181,15 +181,15 @@ def kind_of_parts(family: Family, examples: Sequence[Inputs]) -> Kind:
         every = enumerate(zip(*(each.shape for each in leaves), strict=True))
         return {dim: dynamic_dim(*sizes) for dim, sizes in every if len({*sizes}) > 1}
 
-    every = zip(*map(_tensor_sizes, examples), strict=True)
+    every = zip(*map(_tensor_sizes, example_parts), strict=True)
     sizes = tuple(range(min(each), max(each) + 1, math.gcd(*each)) for each in every)
-    names, module = ("args", "kwargs"), PartModule(family).eval()
-    dynamic = {name: each for name, each in zip(names, tree_map(dynamic_dims, *examples), strict=True) if each}
-    inputs = {**dict(zip(names, examples[0], strict=True)), "dynamic_shapes": dynamic}
-    return Kind(family.example.call.path, family.tower, module, inputs, sizes, family.split, str(family), family.dim)
+    names, path, module = ("args", "kwargs"), family.example.call.path, PartModule(family).eval()
+    dynamic = {name: each for name, each in zip(names, tree_map(dynamic_dims, *example_parts), strict=True) if each}
+    inputs = {**dict(zip(names, example_parts[0], strict=True)), "dynamic_shapes": dynamic}
+    return CallGroup(path, family.tower, module, inputs, sizes, family.split_call, str(family), family.dim)
 
 
-def _tensor_sizes(part: Inputs) -> list[int]:
+def _tensor_sizes(part: CallArgs) -> list[int]:
     """Return the sizes of all tensors among a call's arguments, in order."""
     return [size for x in tree_leaves(part) if isinstance(x, torch.Tensor) for size in x.shape]
 
@@ -207,37 +207,38 @@ class PartModule(torch.nn.Module):
             return self.tower(*args, **kwargs, **self.constants)
 
 
-def parts_of(kind: type[Family], encoder: torch.nn.Module, calls: Sequence[TowerCall]) -> Kind | None:
-    """Return a `Kind` for encoder calls with inputs of any size; None if the calls are of another family. If the
+def group_of_any_size(family: type[Family], encoder: torch.nn.Module, calls: Sequence[EncoderCall]) -> CallGroup | None:
+    """Return a `CallGroup` for encoder calls with inputs of any size; None if the calls are of another family. If the
     encoder's outputs are not the concatenated outputs of parts, or no size varies, log the reason and return None."""
-    given = [each for call in calls if (each := EncoderInputs.from_call(call)) is not None and kind.layouts(each)]
+    given = [each for call in calls if (each := EncoderInputs.from_call(call)) is not None and family.layouts(each)]
     if not given or len(given) < len(calls):
         return None
     try:
         with torch.no_grad():
-            return _create_checked_kind(kind.from_examples(encoder, given), given)
+            return _create_checked_group(family.from_examples(encoder, given), given)
     except Exception as error:  # of any type: encoders differ in their inputs
         log.info("encoder %s is compiled for the sizes of the examples only: %s", calls[0].path, error)
         return None
 
 
-def _create_checked_kind(family: Family, examples: Sequence[EncoderInputs]) -> Kind:
-    """Return a `Kind` for the parts of a family's test calls. Raise a `ValueError` if the encoder's outputs for a test
-    or example call differ from the concatenated outputs of its parts, or if no size varies."""
+def _create_checked_group(family: Family, examples: Sequence[EncoderInputs]) -> CallGroup:
+    """Return a `CallGroup` for the parts of a family's test calls. Raise a `ValueError` if the encoder's outputs for a
+    test or example call differ from the concatenated outputs of its parts, or if no size varies."""
     own, path = family.example, family.example.call.path
     trials = (own.with_tensors(x, torch.tensor(each).to(own.numbers)) for x, each in family.trial_inputs())
-    calls = [TowerCall(path, *each) for each in trials]
-    kind = kind_of_parts(family, [part for call in calls for part in family.split(call)])
-    if all(len(each) == 1 for each in kind.sizes):
-        raise ValueError("no size varies")
+    calls = [EncoderCall(path, *each) for each in trials]
+    group = group_of_split_calls(family, [part for call in calls for part in family.split_call(call)])
+    if all(len(each) == 1 for each in group.sizes):
+        raise ValueError("all of its test calls have the same sizes, so no size can be dynamic")
     for call in [*calls[1:], *(each.call for each in examples)]:
         try:
             expected = family.tower(*call.args, **call.kwargs)
         except IndexError:  # GLM-4V is called with the frames of videos as images
             continue
-        if parts := kind.split(call):
-            _check_outputs(join_outputs([kind.module(*args, **kwargs) for args, kwargs in parts], family.dim), expected)
-    return kind
+        if parts := group.split_call(call):
+            outputs = [group.module(*args, **kwargs) for args, kwargs in parts]
+            _check_outputs(join_outputs(outputs, family.dim), expected)
+    return group
 
 
 def _check_outputs(outputs_of_parts: Argument, expected: Argument) -> None:
@@ -250,16 +251,16 @@ def _check_outputs(outputs_of_parts: Argument, expected: Argument) -> None:
             raise ValueError(f"calling the encoder for one part at a time changes its outputs by {off:.1e}")
 
 
-def kinds_of(model: Pretrained, calls: Sequence[TowerCall]) -> list[Kind]:
+def group_calls(model: Pretrained, calls: Sequence[EncoderCall]) -> list[CallGroup]:
     """Group encoder calls that can share a program; the groups are in the order of the calls."""
-    found: list[Kind] = []
+    groups: list[CallGroup] = []
     for call in calls:
-        place = next((i for i, each in enumerate(found) if each.parts(call)), None)
+        place = next((i for i, each in enumerate(groups) if each.parts(call)), None)
         if place is None:
-            found.append(kind_of_whole_calls(model.get_submodule(call.path), [call]))
-        elif not found[place].split(call):
-            found[place] = kind_of_whole_calls(found[place].tower, [*found[place].calls, call])
-    return found
+            groups.append(group_of_whole_calls(model.get_submodule(call.path), [call]))
+        elif not groups[place].split_call(call):
+            groups[place] = group_of_whole_calls(groups[place].tower, [*groups[place].calls, call])
+    return groups
 
 
 def join_outputs(outputs: Sequence[Argument], dim: int = 0) -> Argument:
@@ -271,38 +272,37 @@ def join_outputs(outputs: Sequence[Argument], dim: int = 0) -> Argument:
     return tree_unflatten(every, nested[0])
 
 
-def tower_programs(
-    kinds: Sequence[Kind], compile: Callable[[Kind], Compiled], full: bool
-) -> dict[str, tuple[Kind, Compiled]]:
-    """Compile each `Kind` of encoder calls, by name; if that fails, log it or, with ``full``, raise an error."""
-    found = [each for kind in kinds for each in _compile_kind(kind, compile, full)]
+def compile_encoders(
+    groups: Sequence[CallGroup], compile: Callable[[CallGroup], Compiled], must_compile: bool
+) -> dict[str, tuple[CallGroup, Compiled]]:
+    """Compile a program for each `CallGroup`, by name; on failure, log it or, if ``must_compile``, raise the error."""
+    found = [each for group in groups for each in _compile_group(group, compile, must_compile)]
     return {f"tower_{i}" if i else "tower": each for i, each in enumerate(found)}
 
 
-def _compile_kind(kind: Kind, compile: Callable[[Kind], Compiled], full: bool) -> list[tuple[Kind, Compiled]]:
-    """Compile one program for all sizes of a `Kind`; if that fails, compile a program for each example size."""
+def _compile_group(
+    group: CallGroup, compile: Callable[[CallGroup], Compiled], must_compile: bool
+) -> list[tuple[CallGroup, Compiled]]:
+    """Compile one program for all sizes of a `CallGroup`; if that fails, compile a program for each example size."""
     try:
-        return [(kind, compile(kind))]
+        return [(group, compile(group))]
     except CaptureError as error:
-        if not kind.calls:
-            log.info("encoder %s is compiled for the sizes of the examples only: %s", kind.path, error)
+        if not group.calls:
+            log.info("encoder %s is compiled for the sizes of the examples only: %s", group.path, error)
             return []
-        if len(kind.calls) > 1:
-            return [
-                made
-                for call in kind.calls
-                for made in _compile_kind(kind_of_whole_calls(kind.tower, [call]), compile, full)
-            ]
-        if full:
+        if len(group.calls) > 1:
+            alone = (group_of_whole_calls(group.tower, [call]) for call in group.calls)
+            return [made for each in alone for made in _compile_group(each, compile, must_compile)]
+        if must_compile:
             raise
-        log.warning("encoder %s (%s) runs in PyTorch: %s", kind.path, type(kind.tower).__name__, error)
+        log.warning("encoder %s (%s) runs in PyTorch: %s", group.path, type(group.tower).__name__, error)
         return []
 
 
 class ModalityEncoder(torch.nn.Module):
     """An encoder that runs a compiled program if one accepts the call, and the original module otherwise."""
 
-    def __init__(self, real: torch.nn.Module, path: str, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
+    def __init__(self, real: torch.nn.Module, path: str, programs: Sequence[tuple[CallGroup, CompiledModule]]) -> None:
         super().__init__()
         self.real = real
         self.__dict__.update(path=path, programs=programs, reported=set())
@@ -315,9 +315,9 @@ class ModalityEncoder(torch.nn.Module):
     def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
         """Run a compiled program, or the original module if no program supports the call."""
         path, reported = self.__dict__["path"], self.__dict__["reported"]
-        call = TowerCall(path, args, kwargs)
+        call = EncoderCall(path, args, kwargs)
         for kind, program in self.__dict__["programs"]:
-            if parts := kind.split(call):
+            if parts := kind.split_call(call):
                 with suppress(ShapeError):  # for example, sizes between the examples' that are no multiple of a patch
                     return join_outputs([program(*args, **kwargs) for args, kwargs in parts], kind.dim)
         if str(call) not in reported and len(reported) < MOST_REPORTED:
@@ -328,10 +328,10 @@ class ModalityEncoder(torch.nn.Module):
         return self.real(*args, **kwargs)
 
 
-def put(shell: Pretrained, programs: Sequence[tuple[Kind, CompiledModule]]) -> None:
+def insert_encoders(model_copy: Pretrained, programs: Sequence[tuple[CallGroup, CompiledModule]]) -> None:
     """Replace the image and audio encoders in a model's copy by `ModalityEncoder` modules."""
     for path in dict.fromkeys(kind.path for kind, _ in programs):
         within, _, name = path.rpartition(".")
-        parent = shell.get_submodule(within)
+        parent = model_copy.get_submodule(within)
         own = [each for each in programs if each[0].path == path]
         parent._modules[name] = ModalityEncoder(parent._modules[name], path, own)

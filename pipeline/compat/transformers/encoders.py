@@ -10,7 +10,7 @@ from attrs import field, frozen
 from transformers.modeling_outputs import BaseModelOutput
 
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compat.transformers.modality_encoders import TowerCall, modality_modules, record_calls, tower_calls
+from pipeline.compat.transformers.modality_encoders import EncoderCall, non_language_modules, record_calls, select_calls
 from pipeline.compat.transformers.multimodal import first_logits
 from pipeline.compat.transformers.programs import is_like_whisper
 from pipeline.compiled import CompiledModule
@@ -18,25 +18,25 @@ from pipeline.errors import CaptureError, ExecutionError
 
 
 @frozen
-class Embedded:
+class EmbeddingSpec:
     """A description of an encoder's inputs, embeddings [rows, length, width], as recorded for an example.
 
     Attributes:
         width, dtype: the width and dtype of an embedding.
-        of_ids: True if the encoder returns the same values for ids as for the model's embeddings of these ids.
+        of_ids: True if the encoder's outputs for token ids equal those for the model's embeddings of these ids.
         towers: the recorded calls of the model's image or audio encoder.
     """
 
     width: int
     dtype: torch.dtype
     of_ids: bool
-    towers: tuple[TowerCall, ...] = field(repr=False)
+    towers: tuple[EncoderCall, ...] = field(repr=False)
 
 
-def embedded_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Embedded:
+def record_encoder_embeddings(model: Pretrained, example: Mapping[str, torch.Tensor]) -> EmbeddingSpec:
     """Record the inputs of a model's encoder while the model generates one token for the example."""
     name, encoder = type(model).__name__, model.get_encoder()
-    with record_calls(*(each for _, each in modality_modules(model))) as seen, record_calls(encoder) as called:
+    with record_calls(*(each for _, each in non_language_modules(model))) as seen, record_calls(encoder) as called:
         first_logits(model, example)
     found = [given for module, _, given in called if module is encoder]
     if not found or found[0].get("inputs_embeds") is None:
@@ -47,11 +47,11 @@ def embedded_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Embed
         why = f"{name} passes unsupported inputs to its encoder: {', '.join(more)}"
         raise CaptureError(why, "leave encoder_example out: the encoder then takes tokens")
     embeds = found[0]["inputs_embeds"]
-    return Embedded(embeds.shape[-1], embeds.dtype, _is_same_for_ids_and_embeddings(model), tower_calls(model, seen))
+    return EmbeddingSpec(embeds.shape[-1], embeds.dtype, _treats_ids_as_embeddings(model), select_calls(model, seen))
 
 
-def _is_same_for_ids_and_embeddings(model: Pretrained) -> bool:
-    """Return whether an encoder returns the same values for ids as for the model's embeddings of these ids."""
+def _treats_ids_as_embeddings(model: Pretrained) -> bool:
+    """Return whether an encoder's outputs for token ids equal those for the model's embeddings of these ids."""
     ids, encoder = torch.arange(1, 5, device=model.device)[None], model.get_encoder()
     mask = torch.ones_like(ids)
     try:
@@ -63,11 +63,11 @@ def _is_same_for_ids_and_embeddings(model: Pretrained) -> bool:
     return bool(torch.allclose(one, other, rtol=1e-2, atol=1e-2 * float(one.abs().max())))
 
 
-def mask_of(
-    module: CompiledModule, name: str, mask: torch.Tensor | None, shape: tuple[int, ...]
+def program_mask(
+    module: CompiledModule, input_name: str, mask: torch.Tensor | None, shape: tuple[int, ...]
 ) -> torch.Tensor | None:
     """Return the mask for a program's input of this name: ones if ``mask`` is None; None if there is no such input."""
-    if not any(port.name == name and port.kind == "tensor" for port in module.program.inputs):
+    if not any(port.name == input_name and port.kind == "tensor" for port in module.program.inputs):
         return None
     return torch.ones(shape, dtype=torch.int64, device=module.device) if mask is None else mask.to(torch.int64)
 
@@ -76,7 +76,7 @@ class CompiledEncoder(torch.nn.Module):
     """An encoder whose ``forward`` runs a program; ``cross`` of its output has cross attention's keys and values."""
 
     def __init__(
-        self, shell: torch.nn.Module, module: CompiledModule, embedded: Embedded | None, embed: torch.nn.Module
+        self, shell: torch.nn.Module, module: CompiledModule, embedded: EmbeddingSpec | None, embed: torch.nn.Module
     ) -> None:
         super().__init__()
         self.__dict__.update(shell=shell, module=module, embedded=embedded, embed=embed)
@@ -95,9 +95,9 @@ class CompiledEncoder(torch.nn.Module):
         """Return the encoder's last hidden state, and ``cross``, the keys and values of cross attention."""
         inputs = given.get(str(self.main_input_name)) if inputs is None else inputs
         inputs = self._program_input(inputs, inputs_embeds)
-        mask = mask_of(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))
+        mask = program_mask(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))
         if mask is None and attention_mask is not None and not is_like_whisper(self) and not attention_mask.all():
-            raise ValueError("attention_mask masks inputs, which this compiled encoder does not support: do not pad")
+            raise ValueError("attention_mask masks inputs, but this compiled encoder takes no mask: leave padding out")
         hidden, *cross = self.__dict__["module"](inputs=inputs, attention_mask=mask)
         made = BaseModelOutput(last_hidden_state=hidden)
         made["cross"] = tuple(cross)
@@ -112,6 +112,6 @@ class CompiledEncoder(torch.nn.Module):
                 raise ExecutionError(f"the encoder's input {self.main_input_name} is missing", hint)
             return inputs
         if embeds is None and not embedded.of_ids:
-            why = "the encoder is compiled for the model's embeddings of ids, which its own embeddings differ from"
+            why = "input_ids was passed, but the encoder embeds ids otherwise than the embeddings it is compiled for"
             raise ExecutionError(why, "pass inputs_embeds")
         return embed(inputs) if embeds is None else embeds

@@ -15,28 +15,28 @@ from transformers import GenerationMixin
 
 import pipeline.defaults
 from pipeline.capture.capture import capture
-from pipeline.compat.transformers import verified_logits
-from pipeline.compat.transformers.attention import last_rows, one_form, without_loops
+from pipeline.compat.transformers import multimodal, verified_logits
+from pipeline.compat.transformers.attention import attention_without_branches, experts_without_loops, only_last_row
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compat.transformers.compiled_model import CompiledGeneration, shell
-from pipeline.compat.transformers.decoder_input_hook import embeds_ids_itself
-from pipeline.compat.transformers.encoder_parts import Kind, kinds_of, parts_of, tower_programs
-from pipeline.compat.transformers.encoders import Embedded, embedded_of
-from pipeline.compat.transformers.modality_encoders import TowerCall
-from pipeline.compat.transformers.multimodal import Sample, Sight, check, positions_of, sample_of, sight_of, zeros_for
+from pipeline.compat.transformers.compiled_model import CompiledGeneration, create_weightless_copy
+from pipeline.compat.transformers.decoder_input_hook import bypasses_embedding_table
+from pipeline.compat.transformers.encoder_parts import CallGroup, compile_encoders, group_calls, group_of_any_size
+from pipeline.compat.transformers.encoders import EmbeddingSpec, record_encoder_embeddings
+from pipeline.compat.transformers.modality_encoders import EncoderCall
+from pipeline.compat.transformers.multimodal import PromptSpec, Sample
 from pipeline.compat.transformers.part_families import FAMILIES
 from pipeline.compat.transformers.programs import (
     CrossDecoder,
     Decoder,
-    Encoded,
     Encoder,
-    SeeingDecoder,
+    EncoderOutput,
+    MultimodalDecoder,
+    audio_input_sizes,
     is_like_whisper,
-    layers_of,
-    sound_sizes,
+    layer_path_pattern,
 )
-from pipeline.compat.transformers.recurrences import over_states
-from pipeline.compat.transformers.sizes import Along, Example, Sizes, up_to
+from pipeline.compat.transformers.recurrences import replace_recurrences
+from pipeline.compat.transformers.sizes import DimSizes, Example, Sizes, dim_up_to
 from pipeline.compiled import Compiled, Executor
 from pipeline.compose.pipelines import Pipeline, as_stage
 from pipeline.errors import CaptureError
@@ -48,8 +48,10 @@ from pipeline.stages.partition import in_pieces, partition
 
 log = logging.getLogger(__name__)
 
+Inputs: TypeAlias = dict[str, Any]
 Dims: TypeAlias = dict[str, Any]
-"""The dynamic shapes (or other values) of a program's inputs, by input name."""
+"""The dynamic shapes of a program's inputs, by input name."""
+Programs: TypeAlias = dict[str, Compiled]
 Stages: TypeAlias = Pipeline[Any, Any]
 
 
@@ -66,7 +68,7 @@ def compile_for_generation(
     compile: Stages | None = None,
     executor: Executor | None = None,
     shared_weights: bool = True,
-    verify: bool | verified_logits.Failing = False,
+    verify: bool | verified_logits.OnWrong = False,
     **settings: Any,
 ) -> Pretrained:
     """Compile a language model of transformers, and return an object with transformers' own ``generate``.
@@ -97,32 +99,33 @@ def compile_for_generation(
     """
     prompt, encoded = (max_cache_len if most is None else most for most in (max_prompt_len, max_encoder_len))
     sizes = Sizes(max_cache_len, max_batch, prompt, max_draft_len, encoded, frozenset(prompt_lens))
-    compile = _compile(model, compile, settings, verify)
+    compile = _choose_pipeline(model, compile, settings, verify)
     step = _with_shared_weights(compile) if shared_weights else compile
-    made = _over_programs(model.eval(), compile, step, sizes, encoder_example, executor)
+    made = _compile_all_parts(model.eval(), compile, step, sizes, encoder_example, executor)
     if verify:
-        verified_logits.verify(model, made, sizes, encoder_example, "warn" if verify == "warn" else "raise")
+        verified_logits.verify_logits(model, made, sizes, encoder_example, "warn" if verify == "warn" else "raise")
     return made
 
 
-def _over_programs(
-    model: Pretrained, compile: Stages, step: Stages, sizes: Sizes, example: Example, executor: Executor | None
+def _compile_all_parts(
+    model: Pretrained, compile: Stages, compile_step: Stages, sizes: Sizes, example: Example, executor: Executor | None
 ) -> Pretrained:
-    """Compile decoder and encoder (by ``step``), image and audio encoders; return a model that runs the programs."""
-    seen, heard, calls = _samples(model, example)
+    """Compile decoder and encoder (with ``compile_step``), image and audio encoders; return a model that runs them."""
+    seen, heard, calls = _record_examples(model, example)
     encoded = heard or (example if isinstance(example, torch.Tensor) else None)
     if model.config.is_encoder_decoder:
-        compiled = _encoder_decoder(model, step, sizes, encoded)
+        compiled = _compile_encoder_decoder(model, compile_step, sizes, encoded)
     elif encoded is None:
-        compiled = _decoder(model, step, sizes, seen)
+        compiled = _compile_decoder(model, compile_step, sizes, seen)
     else:
         raise ValueError(f"encoder_example is a tensor, but {type(model).__name__} has no encoder: leave it out")
-    seeing, towers = _towers(model, compile, step, calls)
+    seeing, towers = _compile_encoders(model, compile, compile_step, calls)
     runners = {name: each.module(executor) for name, each in (compiled | seeing).items()}
-    return shell(model, sight_of(seen), heard, towers, runners).over(compiled | seeing, runners, sizes.limits)
+    made = create_weightless_copy(model, multimodal.merge_specs(seen), heard, towers, runners)
+    return made.set_programs(compiled | seeing, runners, sizes.limits)
 
 
-def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any], verify: object) -> Stages:
+def _choose_pipeline(model: object, compile: Stages | None, settings: Mapping[str, Any], verify: object) -> Stages:
     """Return the pipeline: by default `pipeline.default` with ``settings``. Raise a `TypeError` if ``model`` is no
     language model, a setting is a misspelled argument of `compile_for_generation`, or ``compile`` is given too."""
     if isinstance(model, CompiledGeneration):
@@ -135,7 +138,7 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any],
     for name in settings.keys() - {each.name for each in fields(CompilationSettings)}:
         for like in get_close_matches(name, own, 1):
             raise TypeError(f"compile_for_generation has no argument {name!r}: did you mean {like}?")
-    if verify not in (True, False, *get_args(verified_logits.Failing)):
+    if verify not in (True, False, *get_args(verified_logits.OnWrong)):
         raise ValueError(f"verify is {verify!r}: expected True, False, 'raise' or 'warn'")
     if compile is not None and not isinstance(compile, Pipeline):
         due = "expected a pipeline, such as pipeline.default(); pass settings by name"
@@ -146,31 +149,33 @@ def _compile(model: object, compile: Stages | None, settings: Mapping[str, Any],
     return pipeline.defaults.default(**settings) if compile is None else compile
 
 
-def _towers(
-    model: Pretrained, compile: Stages, step: Stages, calls: Sequence[TowerCall]
-) -> tuple[dict[str, Compiled], dict[str, Kind]]:
+def _compile_encoders(
+    model: Pretrained, compile: Stages, compile_step: Stages, calls: Sequence[EncoderCall]
+) -> tuple[Programs, dict[str, CallGroup]]:
     """Compile a model's image and audio encoders, for the example calls and for all sizes; return the programs, and the
-    `Kind` of calls that each of them runs. The engines of a program for all sizes share weights, and so do the engines
-    of an encoder that has several programs for example calls."""
-    kinds = kinds_of(model, calls)
-    counts = Counter(kind.path for kind in kinds)
+    `CallGroup` of calls that each of them runs. The engines of a program for all sizes share weights, and so do the
+    engines of an encoder that has several programs for example calls."""
+    groups = group_calls(model, calls)
+    counts = Counter(group.path for group in groups)
     for path in counts:
         own = [call for call in calls if call.path == path]
-        every = (parts_of(family, model.get_submodule(path), own) for family in FAMILIES)
-        kinds += [each for each in every if each is not None]
+        every = (group_of_any_size(family, model.get_submodule(path), own) for family in FAMILIES)
+        groups += [each for each in every if each is not None]
 
-    def compile_tower(kind: Kind) -> Compiled:
-        shared = counts[kind.path] > 1 or not kind.calls
-        stages = _cut(step, layers_of(kind.module, kind.tower)) if shared else compile
-        found = stages(capture(kind.module, **kind.inputs, settings=compile.settings))
+    def compile_encoder(group: CallGroup) -> Compiled:
+        shared = counts[group.path] > 1 or not group.calls
+        stages = _with_engine_cuts(compile_step, layer_path_pattern(group.module, group.tower)) if shared else compile
+        found = stages(capture(group.module, **group.inputs, settings=compile.settings))
         assert isinstance(found, Compiled)
         return found
 
-    rows = tower_programs(kinds, compile_tower, compile.settings.require_full_compilation)
+    rows = compile_encoders(groups, compile_encoder, compile.settings.require_full_compilation)
     return {name: each for name, (_, each) in rows.items()}, {name: each for name, (each, _) in rows.items()}
 
 
-def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], Embedded | None, list[TowerCall]]:
+def _record_examples(
+    model: Pretrained, example: Example
+) -> tuple[tuple[Sample, ...], EmbeddingSpec | None, list[EncoderCall]]:
     """Run the model on example prompts; return the decoder's recorded samples, or the encoder's inputs, and the calls
     of image and audio encoders. Raise an error for a model whose ``generate`` calls ``generate`` of a submodule."""
     able = [(name, each) for name, each in model.named_children() if hasattr(each, "generate")]
@@ -185,9 +190,9 @@ def _samples(model: Pretrained, example: Example) -> tuple[tuple[Sample, ...], E
     if not isinstance(every, Sequence) or not every or not all(isinstance(each, Mapping) for each in every):
         raise TypeError("encoder_example: expected a tensor, a processor's output for a prompt, or a list of outputs")
     if model.config.is_encoder_decoder:
-        heard = [embedded_of(model, each) for each in every]
+        heard = [record_encoder_embeddings(model, each) for each in every]
         return (), heard[0], [call for each in heard for call in each.towers]
-    seen = tuple(sample_of(model, each) for each in every)
+    seen = tuple(multimodal.record_sample(model, each) for each in every)
     return seen, None, [call for each in seen for call in each.towers]
 
 
@@ -200,47 +205,47 @@ def _with_shared_weights(compile: Stages) -> Stages:
     return compile
 
 
-def _cut(compile: Stages, between: str) -> Stages:
+def _with_engine_cuts(compile: Stages, layer_pattern: str) -> Stages:
     """If weights are shared and the partitioner is the default, return the pipeline with cuts between these layers."""
     shared = "shared_weights" in compile and "engine_per_profile" in compile
-    if not (shared and between and compile["partition"] == as_stage(partition)):
+    if not (shared and layer_pattern and compile["partition"] == as_stage(partition)):
         return compile
     few = compile.settings.max_engines is not None
-    return compile if few else compile.replace("partition", in_pieces(between=between))
+    return compile if few else compile.replace("partition", in_pieces(between=layer_pattern))
 
 
-def _decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample]) -> dict[str, Compiled]:
+def _compile_decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample]) -> Programs:
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    kind = SeeingDecoder if samples else Decoder
+    kind = MultimodalDecoder if samples else Decoder
     step = kind(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()
-    sight = sight_of(samples)
-    if isinstance(step, SeeingDecoder) and sight is not None:
-        step.kinds, step.apart = sight.ahead, bool(sight.by_layer) or embeds_ids_itself(model)
+    spec = multimodal.merge_specs(samples)
+    if isinstance(step, MultimodalDecoder) and spec is not None:
+        step.kinds, step.apart = spec.ahead, bool(spec.by_layer) or bypasses_embedding_table(model)
     for sample in samples:
-        with over_states(step):
-            check(step, sample, sizes.cache)
-    kwargs, dims = _step_inputs(model, sizes, sight)
-    return {"decoder": _compiled(compile, step, kwargs, dims, model)}
+        with replace_recurrences(step):
+            multimodal.check_logits(step, sample, sizes.cache)
+    kwargs, dims = _decoder_inputs(model, sizes, spec)
+    return {"decoder": _capture_and_compile(compile, step, kwargs, dims, model)}
 
 
-def _compiled(
-    compile: Stages, step: torch.nn.Module, kwargs: Dims, dims: list[Dims], part: torch.nn.Module
+def _capture_and_compile(
+    compile: Stages, part: torch.nn.Module, inputs: Inputs, dims: list[Dims], cut_module: torch.nn.Module
 ) -> Compiled:
-    """Capture and compile a decoder step or an encoder, with engines cut at the layers of ``part``."""
-    compile = _cut(compile, layers_of(step, part))
-    with one_form(), last_rows(step), over_states(step), without_loops(step):
-        program = capture(step, (), kwargs, settings=compile.settings, profiles=dims)
+    """Capture and compile a decoder step or an encoder, with engines cut at the layers of ``cut_module``."""
+    compile = _with_engine_cuts(compile, layer_path_pattern(part, cut_module))
+    with attention_without_branches(), only_last_row(part), replace_recurrences(part), experts_without_loops(part):
+        program = capture(part, (), inputs, settings=compile.settings, profiles=dims)
     made = compile(program)
     assert isinstance(made, Compiled)
     return made
 
 
-def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) -> tuple[Dims, list[Dims]]:
+def _decoder_inputs(model: Pretrained, sizes: Sizes, spec: PromptSpec | None = None) -> tuple[Inputs, list[Dims]]:
     """Return example inputs of a decoder step, and the dynamic shapes of these inputs in each profile."""
     batch, length = min(2, sizes.batch), min(2, sizes.prompt)
     place = {"dtype": torch.int64, "device": model.device}
-    positions, dtype = positions_of(sight)
-    prompt = {} if sight is None else zeros_for(sight, (batch, length), sizes.cache, model.device)
+    positions, dtype = multimodal.position_ids_format(spec)
+    prompt = {} if spec is None else multimodal.zero_inputs(spec, (batch, length), sizes.cache, model.device)
     kwargs = {
         "input_ids": torch.zeros(batch, length, **place),
         "attention_mask": torch.ones(batch, sizes.cache, dtype=torch.bool, device=model.device),
@@ -250,53 +255,53 @@ def _step_inputs(model: Pretrained, sizes: Sizes, sight: Sight | None = None) ->
         **prompt,
     }
     dims: list[Dims] = []
-    for rows, tokens, wanted in sizes.steps():
-        each: Along = {**rows, 1: tokens}
-        own: Dims = {"input_ids": each, "attention_mask": rows, "position_ids": _after(len(positions), each)}
-        beside = {name: _after(1, each) if name == "added" else each for name in prompt}
+    for rows, tokens, wanted in sizes.decoder_profiles():
+        each: DimSizes = {**rows, 1: tokens}
+        own: Dims = {"input_ids": each, "attention_mask": rows, "position_ids": _shift_dims(len(positions), each)}
+        beside = {name: _shift_dims(1, each) if name == "added" else each for name in prompt}
         dims.append({**own, "start": None, **({"wanted": {0: wanted}} if sizes.draft else {}), **beside})
     return kwargs, dims
 
 
-def _after(count: int, along: Along) -> Along:
+def _shift_dims(count: int, sizes: DimSizes) -> DimSizes:
     """Return the sizes with each dim's index increased by ``count``."""
-    return {dim + count: size for dim, size in along.items()}
+    return {dim + count: size for dim, size in sizes.items()}
 
 
-def _encoder_decoder(
-    model: Pretrained, compile: Stages, sizes: Sizes, example: torch.Tensor | Embedded | None
-) -> dict[str, Compiled]:
+def _compile_encoder_decoder(
+    model: Pretrained, compile: Stages, sizes: Sizes, example: torch.Tensor | EmbeddingSpec | None
+) -> Programs:
     """Compile the encoder (with the keys and values of cross attention) and the decoder step; return both programs."""
     if sizes.fixed:
         raise ValueError("prompt_lens is for decoder-only models, and this model has an encoder: leave it out")
     parts = model.get_encoder(), model.get_decoder()
-    encoder = Encoder(model, isinstance(example, Embedded)).eval()
-    rows, texts = sizes.rows, encoder.texts
-    inputs = _encoder_inputs(model, min(2, sizes.batch), min(3, sizes.encoded) if texts else None, example)
-    lengths = {1: up_to("encoded", sizes.encoded)} if texts and sizes.encoded > 1 else {}
+    encoder = Encoder(model, isinstance(example, EmbeddingSpec)).eval()
+    rows, texts = sizes.row_dim, encoder.texts
+    inputs = _example_encoder_inputs(model, min(2, sizes.batch), min(3, sizes.encoded) if texts else None, example)
+    lengths = {1: dim_up_to("encoded", sizes.encoded)} if texts and sizes.encoded > 1 else {}
     mask = torch.ones(inputs.shape[:2], dtype=torch.int64, device=model.device) if encoder.masked else None
-    along: Along = {**rows, **lengths}
+    along: DimSizes = {**rows, **lengths}
     dims = {"inputs": along, "attention_mask": along if encoder.masked else None}
-    first = _compiled(compile, encoder, {"inputs": inputs, "attention_mask": mask}, [dims], parts[0])
+    first = _capture_and_compile(compile, encoder, {"inputs": inputs, "attention_mask": mask}, [dims], parts[0])
     with torch.no_grad():
         hidden, *cross = encoder(inputs, mask)
     ids = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=model.device)
-    first_step = {"encoder_outputs": Encoded(last_hidden_state=hidden), "decoder_input_ids": ids}
+    first_step = {"encoder_outputs": EncoderOutput(last_hidden_state=hidden), "decoder_input_ids": ids}
     step = CrossDecoder(model, sizes.batch, sizes.cache, first_step).eval()
-    kwargs, own = _step_inputs(model, sizes)
+    kwargs, own = _decoder_inputs(model, sizes)
     kwargs |= {"encoder_mask": mask, "cross": tuple(cross)}
     wide = {**rows, **({2: lengths[1]} if lengths else {})}
     beside = {"encoder_mask": along if encoder.masked else None, "cross": tuple(wide for _ in cross)}
     own = [{**profile, **beside} for profile in own]
-    return {"encoder": first, "decoder": _compiled(compile, step, kwargs, own, parts[1])}
+    return {"encoder": first, "decoder": _capture_and_compile(compile, step, kwargs, own, parts[1])}
 
 
-def _encoder_inputs(
-    model: Pretrained, batch: int, length: int | None, example: torch.Tensor | Embedded | None
+def _example_encoder_inputs(
+    model: Pretrained, batch: int, length: int | None, example: torch.Tensor | EmbeddingSpec | None
 ) -> torch.Tensor:
     """Return example inputs of the encoder: tokens, embeddings, rows like the example's, or Whisper's features."""
     encoder = model.get_encoder()
-    if isinstance(example, Embedded):
+    if isinstance(example, EmbeddingSpec):
         return torch.zeros(batch, length or 1, example.width, dtype=example.dtype, device=model.device)
     if length is not None:
         if example is not None:
@@ -308,4 +313,4 @@ def _encoder_inputs(
     if not is_like_whisper(encoder):
         takes = f"the encoder of {type(model).__name__} takes {encoder.main_input_name}, of unknown sizes"
         raise ValueError(f"{takes}: pass an example tensor as encoder_example")
-    return torch.zeros(batch, *sound_sizes(model), dtype=model.dtype, device=model.device)
+    return torch.zeros(batch, *audio_input_sizes(model), dtype=model.dtype, device=model.device)

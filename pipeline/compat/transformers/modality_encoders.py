@@ -16,14 +16,14 @@ from pipeline.compat.transformers.caches import Pretrained
 SMALL: Final = 8
 """A module with less than 1/SMALL of the largest encoder's parameters counts as a projection, not as an encoder."""
 
-Inputs: TypeAlias = tuple[tuple[Argument, ...], dict[str, Argument]]
+CallArgs: TypeAlias = tuple[tuple[Argument, ...], dict[str, Argument]]
 """The ``args`` and ``kwargs`` of a call."""
 RecordedCall: TypeAlias = tuple[torch.nn.Module, tuple[Argument, ...], dict[str, Argument]]
 """A recorded call: the called module, and the ``args`` and ``kwargs`` of the call."""
 
 
 @frozen
-class TowerCall:
+class EncoderCall:
     """A recorded call of an image or audio encoder: the encoder's path in the model, and the arguments."""
 
     path: str
@@ -36,31 +36,31 @@ class TowerCall:
         leaves, spec = tree_flatten((self.args, dict(self.kwargs)))
         return leaves, spec
 
-    def is_like(self, other: TowerCall) -> bool:
+    def is_equal_but_for_floats(self, other: EncoderCall) -> bool:
         """Return whether another call differs only in the values and sizes of floating-point tensors."""
         (own, nested), (leaves, spec) = self.flat, other.flat
-        return (self.path, nested) == (other.path, spec) and all(map(_is_alike, own, leaves))
+        return (self.path, nested) == (other.path, spec) and all(map(_are_equal_but_for_floats, own, leaves))
 
     def __str__(self) -> str:
-        return ", ".join(_tensor_text(each) for each in self.flat[0] if isinstance(each, torch.Tensor))
+        return ", ".join(_describe_tensor(each) for each in self.flat[0] if isinstance(each, torch.Tensor))
 
 
-def _tensor_text(x: torch.Tensor) -> str:
+def _describe_tensor(tensor: torch.Tensor) -> str:
     """Return a short description of a tensor: its values if it has up to 12 integers, else its dtype and shape."""
-    few = not x.is_floating_point() and x.numel() <= 12
-    return str(x.tolist()) if few else f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+    few = not tensor.is_floating_point() and tensor.numel() <= 12
+    return str(tensor.tolist()) if few else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _is_alike(value: Argument, other: Argument) -> bool:
+def _are_equal_but_for_floats(one: Argument, other: Argument) -> bool:
     """Return whether two arguments are equal; the values and sizes of floating-point tensors may differ."""
-    if not isinstance(value, torch.Tensor):
-        return bool(type(value) is type(other) and value == other)
-    if not isinstance(other, torch.Tensor) or (value.dim(), value.dtype) != (other.dim(), other.dtype):
+    if not isinstance(one, torch.Tensor):
+        return bool(type(one) is type(other) and one == other)
+    if not isinstance(other, torch.Tensor) or (one.dim(), one.dtype) != (other.dim(), other.dtype):
         return False
-    return value.is_floating_point() or (value.shape == other.shape and torch.equal(value, other.to(value.device)))
+    return one.is_floating_point() or (one.shape == other.shape and torch.equal(one, other.to(one.device)))
 
 
-def modality_modules(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]:
+def non_language_modules(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]:
     """Yield a multimodal model's outermost modules, by path, except the language model, its encoder and its head."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     encoder = model.get_encoder() if model.config.is_encoder_decoder else None
@@ -75,7 +75,7 @@ def modality_modules(model: Pretrained) -> Iterator[tuple[str, torch.nn.Module]]
 
 @contextmanager
 def record_calls(*modules: torch.nn.Module) -> Iterator[list[RecordedCall]]:
-    """Return a context that records the calls of these modules with a floating-point tensor as an argument."""
+    """Return a context that records these modules' calls, of those that have a floating-point tensor as an argument."""
     calls: list[RecordedCall] = []
 
     def record_call(module: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
@@ -89,9 +89,9 @@ def record_calls(*modules: torch.nn.Module) -> Iterator[list[RecordedCall]]:
         yield calls
 
 
-def tower_calls(model: Pretrained, recorded: Sequence[RecordedCall]) -> tuple[TowerCall, ...]:
+def select_calls(model: Pretrained, recorded: Sequence[RecordedCall]) -> tuple[EncoderCall, ...]:
     """Select from recorded calls those of the image and audio encoders: the modules with the most parameters."""
     sizes = {id(each): sum(parameter.numel() for parameter in each.parameters()) for each, _, _ in recorded}
     paths = {id(each): path for path, each in reversed([*model.named_modules()])}
     large = {each for each, size in sizes.items() if SMALL * size >= max(sizes.values())}
-    return tuple(TowerCall(paths[id(each)], args, kwargs) for each, args, kwargs in recorded if id(each) in large)
+    return tuple(EncoderCall(paths[id(each)], args, kwargs) for each, args, kwargs in recorded if id(each) in large)

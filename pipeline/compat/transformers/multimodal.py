@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import repeat
+from typing import TypeAlias
 
 import torch
 from attrs import evolve, frozen
@@ -21,14 +22,15 @@ from pipeline.compat.transformers.decoder_input_hook import (
     DecoderCalledError,
     raise_decoder_called,
 )
-from pipeline.compat.transformers.modality_encoders import TowerCall, modality_modules, record_calls, tower_calls
+from pipeline.compat.transformers.modality_encoders import EncoderCall, non_language_modules, record_calls, select_calls
 from pipeline.errors import CaptureError, ExecutionError
 
 TEXT_INPUTS = frozenset({"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels", "decoder_input_ids"})
+Tensors: TypeAlias = dict[str, torch.Tensor]
 
 
 @frozen
-class Sight:
+class PromptSpec:
     """A description of the inputs that a multimodal model passes to its language model for a prompt: which inputs, and
     their sizes.
 
@@ -69,20 +71,20 @@ class Prompt:
     by_layer: torch.Tensor | None = None
 
     @property
-    def sight(self) -> Sight:
-        """Return a description (`Sight`) of this prompt's inputs, which a program must accept to run the prompt."""
+    def spec(self) -> PromptSpec:
+        """Return a description of this prompt's inputs, which a program must accept to run the prompt."""
         positions = self.places.shape[0] if self.places is not None and self.places.dim() == 3 else None
         layers = 0 if self.added is None else self.added.shape[0]
         dtype = torch.int64 if self.places is None else self.places.dtype
         by_layer = () if self.by_layer is None else tuple(self.by_layer.shape[2:])
-        return Sight(self.embeds.shape[-1], self.embeds.dtype, positions, layers, self.kinds, by_layer, dtype)
+        return PromptSpec(self.embeds.shape[-1], self.embeds.dtype, positions, layers, self.kinds, by_layer, dtype)
 
-    def is_like(self, sight: Sight) -> bool:
-        """Return whether a program that was compiled for the inputs that ``sight`` describes accepts this prompt."""
+    def fits(self, spec: PromptSpec) -> bool:
+        """Return whether a program that was compiled for the inputs that ``spec`` describes accepts this prompt."""
         positions = self.places is not None and self.places.dim() == 3
-        own = self.sight
-        at_most = own.layers in (0, sight.layers) and own.ahead in ((), sight.ahead)
-        return at_most and own.by_layer == sight.by_layer and (not positions or sight.positions is not None)
+        own = self.spec
+        at_most = own.layers in (0, spec.layers) and own.ahead in ((), spec.ahead)
+        return at_most and own.by_layer == spec.by_layer and (not positions or spec.positions is not None)
 
 
 @frozen
@@ -94,15 +96,15 @@ class Sample:
     mask: torch.Tensor
     prompt: Prompt
     logits: torch.Tensor
-    towers: tuple[TowerCall, ...]
+    towers: tuple[EncoderCall, ...]
     padded: bool
 
 
-def sight_of(samples: Sequence[Sample]) -> Sight | None:
-    """Return a description (`Sight`) of the inputs of all examples' prompts; None if there are no examples."""
+def merge_specs(samples: Sequence[Sample]) -> PromptSpec | None:
+    """Return a description (`PromptSpec`) of the inputs of all examples' prompts; None if there are no examples."""
     if not samples:
         return None
-    every = [sample.prompt.sight for sample in samples]
+    every = [sample.prompt.spec for sample in samples]
     positions = next((each.positions for each in every if each.positions is not None), None)
     return evolve(
         every[0],
@@ -114,10 +116,10 @@ def sight_of(samples: Sequence[Sample]) -> Sight | None:
     )
 
 
-def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
+def record_sample(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
     """Run a multimodal example through the model, and record it as a `Sample` while the model generates one token."""
     name = type(model).__name__
-    with record_calls(*(each for _, each in modality_modules(model))) as seen:
+    with record_calls(*(each for _, each in non_language_modules(model))) as seen:
         logits = first_logits(model, example)
     with record_calls(model.get_decoder()) as called, use_attention(model, "eager"):
         first_logits(model, example)
@@ -125,13 +127,13 @@ def sample_of(model: Pretrained, example: Mapping[str, torch.Tensor]) -> Sample:
     if not found or found[0].get("inputs_embeds") is None:
         why = f"{name} passes no inputs_embeds to its language model"
         raise CaptureError(why, "leave encoder_example out: the model then generates for text only")
-    tokens = tokens_of(example)
+    tokens = token_ids_of(example)
     mask = example.get("attention_mask", torch.ones_like(tokens)).to(torch.bool)
     prompt = create_prompt(name, found[0], mask)
-    return Sample(tokens, mask, prompt, logits, tower_calls(model, seen), _counts_padding(model))
+    return Sample(tokens, mask, prompt, logits, select_calls(model, seen), _positions_count_padding(model))
 
 
-def _counts_padding(model: Pretrained) -> bool:
+def _positions_count_padding(model: Pretrained) -> bool:
     """Return whether a model's default position ids for text count padding; else they start at 0 after padding."""
     ids = torch.arange(1, 4, device=model.device)[None]
     mask = torch.tensor([[0, 1, 1]], device=model.device)
@@ -141,10 +143,10 @@ def _counts_padding(model: Pretrained) -> bool:
     return isinstance(places, torch.Tensor) and places.dim() == 2 and bool((places[:, -1] == 2).all())
 
 
-def tokens_of(given: Mapping[str, Pretrained]) -> torch.Tensor:
+def token_ids_of(inputs: Mapping[str, Pretrained]) -> torch.Tensor:
     """Return the token ids of a prompt [rows, length]; for a prompt of embeddings, return zeros, which are not used."""
-    ids: torch.Tensor | None = given.get("input_ids")
-    embeds: torch.Tensor | None = given.get("inputs_embeds")
+    ids: torch.Tensor | None = inputs.get("input_ids")
+    embeds: torch.Tensor | None = inputs.get("inputs_embeds")
     if embeds is not None and (ids is None or ids.shape[1] != embeds.shape[1]):
         return torch.zeros(embeds.shape[:2], dtype=torch.int64, device=embeds.device)
     assert ids is not None
@@ -166,15 +168,15 @@ def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torc
     return found
 
 
-def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
+def check_logits(step: torch.nn.Module, sample: Sample, cache_len: int) -> None:
     """Raise an error if the decoder step does not return the model's own logits for a recorded example. The logits
     differ if the step lacks inputs that the language model gets."""
     length, prompt = sample.tokens.shape[1], sample.prompt
-    if length > cache:
-        raise ValueError(f"encoder_example has {length} tokens, more than max_cache_len={cache}: raise max_cache_len")
-    mask = torch.nn.functional.pad(sample.mask, (0, cache - length))
+    if length > cache_len:
+        raise ValueError(f"encoder_example has {length} tokens, more than max_cache_len={cache_len}: raise it")
+    mask = torch.nn.functional.pad(sample.mask, (0, cache_len - length))
     places = (sample.mask.cumsum(-1) - 1).clamp(min=0) if prompt.places is None else prompt.places
-    ahead = None if prompt.ahead is None else torch.nn.functional.pad(prompt.ahead, (0, cache - length))
+    ahead = None if prompt.ahead is None else torch.nn.functional.pad(prompt.ahead, (0, cache_len - length))
     start, seen = torch.zeros((), dtype=torch.int64, device=mask.device), torch.ones_like(sample.mask)
     with torch.no_grad(), use_attention(step.model, "eager"):
         beside = (seen, prompt.added, ahead, prompt.by_layer)
@@ -189,11 +191,11 @@ def check(step: torch.nn.Module, sample: Sample, cache: int) -> None:
         raise CaptureError(why, "leave encoder_example out: the model then generates for text only")
 
 
-def create_prompt(model: str, decoder_inputs: Mapping[str, Pretrained], is_token: torch.Tensor | None) -> Prompt:
+def create_prompt(model_name: str, decoder_inputs: Mapping[str, Pretrained], is_token: torch.Tensor | None) -> Prompt:
     """Create a `Prompt` from a language model's inputs; ``is_token`` [rows, length] is False for padding."""
     known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEPSTACK_INPUTS}
     if more := [name for name, value in decoder_inputs.items() if name not in known and _has_tensors(value)]:
-        why = f"{model} passes inputs to its language model that are not supported: {', '.join(more)}"
+        why = f"{model_name} passes inputs to its language model that are not supported: {', '.join(more)}"
         raise CaptureError(why, "leave encoder_example out: the model then generates for text only")
     embeds, at, added = (decoder_inputs.get(name) for name in ("inputs_embeds", *DEEPSTACK_INPUTS))
     assert embeds is not None
@@ -221,29 +223,29 @@ def _has_tensors(value: object) -> bool:
     return any(isinstance(part, torch.Tensor) for part in parts)
 
 
-def fill(shell: Pretrained, model: Pretrained) -> None:
+def copy_all_but_language_model(model_copy: Pretrained, model: Pretrained) -> None:
     """Copy all modules except the language model (encoders, projections, token embedding) into a model's copy without
     weights. Calling the language model in that copy then raises `DecoderCalledError` with its inputs."""
     embed = model.get_input_embeddings()
-    for path in {path.rpartition(".")[0] for path, _ in modality_modules(model)}:
-        own, real = shell.get_submodule(path), model.get_submodule(path)
+    for path in {path.rpartition(".")[0] for path, _ in non_language_modules(model)}:
+        own, real = model_copy.get_submodule(path), model.get_submodule(path)
         own._parameters, own._buffers = dict(real._parameters), dict(real._buffers)
-    for path, child in modality_modules(model):
+    for path, child in non_language_modules(model):
         within, _, name = path.rpartition(".")
-        shell.get_submodule(within)._modules[name] = child
+        model_copy.get_submodule(within)._modules[name] = child
     if not model.config.is_encoder_decoder:
-        decoder, tables = shell.get_decoder(), model.get_decoder()._modules
+        decoder, tables = model_copy.get_decoder(), model.get_decoder()._modules
         decoder.forward = raise_decoder_called
         if TABLE in tables:
             decoder._modules[TABLE] = tables[TABLE]
-        for config in (shell.config, shell.config.get_text_config(decoder=True)):
+        for config in (model_copy.config, model_copy.config.get_text_config(decoder=True)):
             config._attn_implementation_internal = "eager"  # masks are tensors
-    shell.set_input_embeddings(embed)
+    model_copy.set_input_embeddings(embed)
 
 
-def non_text_inputs(given: Mapping[str, Pretrained]) -> list[str]:
+def non_text_inputs(inputs: Mapping[str, Pretrained]) -> list[str]:
     """Return the names of inputs that are not text, such as pixels and audio features: all floating-point tensors."""
-    return [name for name, value in given.items() if name not in TEXT_INPUTS and any(_has_floats(value))]
+    return [name for name, value in inputs.items() if name not in TEXT_INPUTS and any(_has_floats(value))]
 
 
 def _has_floats(value: object) -> Iterator[bool]:
@@ -256,46 +258,44 @@ def _has_floats(value: object) -> Iterator[bool]:
         yield value.is_floating_point()
 
 
-def embedded(forward: Callable[..., object], given: Mapping[str, Pretrained], model: str) -> Prompt | None:
+def compute_prompt(forward: Callable[..., object], inputs: Mapping[str, Pretrained], model_name: str) -> Prompt | None:
     """Run a model's own code on text and other inputs, and return the resulting `Prompt`, for the new tokens only, as
     if there were no earlier tokens; None if the code passes token ids to its language model."""
-    length = tokens_of(given).shape[1]
-    by_token = {name for name in given if name == "attention_mask" or name.endswith("token_type_ids")}
-    own = {name: x[:, -length:] if name in by_token else x for name, x in given.items() if x is not None}
+    length = token_ids_of(inputs).shape[1]
+    by_token = {name for name in inputs if name == "attention_mask" or name.endswith("token_type_ids")}
+    own = {name: x[:, -length:] if name in by_token else x for name, x in inputs.items() if x is not None}
     try:
         with torch.no_grad():
             forward(**own)
     except DecoderCalledError as reached:
         if reached.given.get("inputs_embeds") is None:
             return None
-        return create_prompt(model, reached.given, own.get("attention_mask"))
-    raise ExecutionError(f"{model} did not call its language model for this prompt", "pass a prompt of text alone")
+        return create_prompt(model_name, reached.given, own.get("attention_mask"))
+    raise ExecutionError(f"{model_name} did not call its language model for this prompt", "pass a prompt of text alone")
 
 
 def multimodal_inputs(
-    spec: Sight | None, tokens: torch.Tensor, chunks: Sequence[tuple[int, int]], cache_len: int, prompt: Prompt | None
-) -> Iterator[dict[str, torch.Tensor]]:
+    spec: PromptSpec | None, tokens: torch.Tensor, chunks: list[tuple[int, int]], cache_len: int, prompt: Prompt | None
+) -> Iterator[Tensors]:
     """Yield the decoder's multimodal inputs for each chunk of a prompt; chunks are (start, end) positions of the cache.
     For text-only models (``spec`` is None) the inputs are empty; ``prompt`` is None if ``tokens`` are only text."""
     if spec is None:
         yield from repeat({}, len(chunks))
         return
-    if prompt is not None and not prompt.is_like(spec):
+    if prompt is not None and not prompt.fits(spec):
         why = "this prompt gives the language model other inputs than encoder_example did when compiling"
         raise ExecutionError(why, "compile with an encoder_example that has the same kinds of data: images, audio")
     for start, end in chunks:
         if prompt is None:
-            yield _shared_zeros(spec, (tokens.shape[0], end - start), cache_len, tokens.device)
+            yield _shared_zero_inputs(spec, (tokens.shape[0], end - start), cache_len, tokens.device)
         else:
             yield _chunk_inputs(spec, prompt, start, end, chunks[0][0], cache_len)
 
 
-def _chunk_inputs(
-    spec: Sight, prompt: Prompt, start: int, end: int, first: int, cache_len: int
-) -> dict[str, torch.Tensor]:
+def _chunk_inputs(spec: PromptSpec, prompt: Prompt, start: int, end: int, first: int, cache_len: int) -> Tensors:
     """Return the decoder's multimodal inputs for a chunk of a prompt that begins at position ``first`` of the cache."""
     part, shape = slice(start - first, end - first), (prompt.embeds.shape[0], end - start)
-    made = zeros_for(spec, shape, cache_len, prompt.embeds.device)
+    made = zero_inputs(spec, shape, cache_len, prompt.embeds.device)
     made["embedded"], made["seen"] = prompt.embeds[:, part].contiguous(), torch.ones_like(made["seen"])
     if prompt.added is not None:
         made["added"] = prompt.added[:, :, part].contiguous()
@@ -304,12 +304,12 @@ def _chunk_inputs(
     if prompt.ahead is not None:
         made["ahead"][:, :, first : first + prompt.ahead.shape[1]] = prompt.ahead[:, part]
         if made["ahead"][:, :, end:].any():
-            why = "the tokens of an image attend to each other, but lie in two prefill chunks"
+            why = "the tokens of an image attend to each other, but the prompt is split into calls between them"
             raise ExecutionError(why, "compile with a larger max_prompt_len")
     return made
 
 
-def zeros_for(spec: Sight, shape: tuple[int, int], cache_len: int, device: torch.device) -> dict[str, torch.Tensor]:
+def zero_inputs(spec: PromptSpec, shape: tuple[int, int], cache_len: int, device: torch.device) -> Tensors:
     """Return the decoder's multimodal inputs for tokens that are only text: zeros."""
     zeros = torch.zeros((), dtype=spec.dtype, device=device)
     made = {"embedded": zeros.new_zeros(*shape, spec.width), "seen": zeros.new_zeros(shape, dtype=torch.bool)}
@@ -322,27 +322,27 @@ def zeros_for(spec: Sight, shape: tuple[int, int], cache_len: int, device: torch
     return made
 
 
-_shared_zeros = functools.lru_cache(maxsize=8)(zeros_for)
-"""A cached `zeros_for`: calls share the returned tensors, so nothing may write to them."""
+_shared_zero_inputs = functools.lru_cache(maxsize=8)(zero_inputs)
+"""A cached `zero_inputs`: calls share the returned tensors, so nothing may write to them."""
 
 
-def positions_of(sight: Sight | None) -> tuple[tuple[int, ...], torch.dtype]:
+def position_ids_format(spec: PromptSpec | None) -> tuple[tuple[int, ...], torch.dtype]:
     """Return the leading dim of position ids, (positions,) or () if tokens have a single id, and the ids' dtype."""
-    if sight is None:
+    if spec is None:
         return (), torch.int64
-    return (() if sight.positions is None else (sight.positions,)), sight.places
+    return (() if spec.positions is None else (spec.positions,)), spec.places
 
 
-def as_in(model: Pretrained, ours: Callable[..., object]) -> Callable[..., object]:
-    """Return the function ``ours`` with the signature of the model's own ``forward``, which ``generate`` inspects."""
-    own = dict(inspect.signature(ours).parameters)
+def with_signature_of(model: Pretrained, function: Callable[..., object]) -> Callable[..., object]:
+    """Return ``function`` with the signature of the model's own ``forward``, which ``generate`` inspects."""
+    own = dict(inspect.signature(function).parameters)
     rest = own.pop("kwargs")
     for name, each in inspect.signature(type(model).forward).parameters.items():
         if each.kind is not inspect.Parameter.VAR_KEYWORD:
             own.setdefault(name, each.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=None))
 
     def forward(self: Pretrained, *args: object, **kwargs: object) -> object:
-        return ours(self, *args, **kwargs)
+        return function(self, *args, **kwargs)
 
     forward.__signature__ = inspect.Signature([*own.values(), rest])  # type: ignore[attr-defined]
     return forward

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.compat.transformers.attention import Windows
 from pipeline.compat.transformers.encoder_parts import LENGTHS, EncoderInputs, Family, Part
-from pipeline.compat.transformers.modality_encoders import Inputs
+from pipeline.compat.transformers.modality_encoders import CallArgs
 
 Layout: TypeAlias = tuple[int, ...]
 """The layout of a part: frames, rows and columns of patches; rows and columns of pixels; or lengths of audio inputs."""
@@ -39,14 +39,14 @@ def precompute_values(encoder: torch.nn.Module, **tensors: torch.Tensor) -> Tens
     return {name: x for name, x in found.items() if isinstance(x, torch.Tensor) and name not in tensors}
 
 
-def _shuffle(x: torch.Tensor, dim: int, count: int) -> torch.Tensor:
+def _random_entries(tensor: torch.Tensor, dim: int, count: int) -> torch.Tensor:
     """Return ``count`` entries of a tensor along a dim, in a random but reproducible order."""
-    order = torch.randint(x.shape[dim], (count,), generator=torch.Generator().manual_seed(0))
-    return x.index_select(dim, order.to(x.device))
+    order = torch.randint(tensor.shape[dim], (count,), generator=torch.Generator().manual_seed(0))
+    return tensor.index_select(dim, order.to(tensor.device))
 
 
 @frozen
-class Patches(Family):
+class PatchEncoders(Family):
     """Encoders of concatenated image patches with grids (Qwen2-VL to Qwen3.5, GLM-4V, EXAONE 4.5); a part is a frame or
     (see ``apart``) a video.
 
@@ -65,7 +65,7 @@ class Patches(Family):
     known: Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]] = field(init=False, eq=False, repr=False)
 
     @known.default
-    def _known(self) -> Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]]:
+    def _cached_precompute_grid(self) -> Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]]:
         return functools.lru_cache(CACHED_GRIDS)(self._precompute_grid)
 
     @classmethod
@@ -88,12 +88,12 @@ class Patches(Family):
         unit = len(example.floats) // min(len(x) for x in made if x is not None)
         return cls(encoder, example, (1 if apart else frames, rows, columns), unit, window, apart)
 
-    def parts(self, inputs: EncoderInputs) -> list[Part]:
+    def split_inputs(self, inputs: EncoderInputs) -> list[Part]:
         """Split a call into frames, or videos if frames attend to each other; return patches and grid of each."""
         grids = [each for t, h, w in self.layouts(inputs) for each in ([(1, h, w)] * t if self.apart else [(t, h, w)])]
         return list(zip(inputs.floats.split(list(map(math.prod, grids))), grids, strict=True))
 
-    def part_inputs(self, part: Part) -> Inputs:
+    def arguments_for_part(self, part: Part) -> CallArgs:
         grid, found = self.known(part[1], part[0].device)
         args, kwargs = self.example.with_tensors(part[0], grid)
         return args, {**kwargs, **found}
@@ -114,14 +114,14 @@ class Patches(Family):
         thin = [1, side, frames * rows * columns // side]
         several = [[1, columns, rows], [1, side, side], [1, side, 2 * side], thin]
         for grids in [[*self.largest]], several, [[2 * frames, rows, columns]]:
-            yield _shuffle(self.example.floats, 0, sum(map(math.prod, grids))), grids
+            yield _random_entries(self.example.floats, 0, sum(map(math.prod, grids))), grids
 
     def __str__(self) -> str:
         return f"frames of up to {math.prod(self.largest)} patches"
 
 
 @frozen
-class Images(Family):
+class ImageEncoders(Family):
     """Encoders of images of several sizes in one padded tensor (Pixtral, Mistral 3); a part is an image.
 
     Attributes:
@@ -150,11 +150,11 @@ class Images(Family):
         side = max(side for each in examples for size in cls.layouts(each) for side in size)
         return cls(encoder, examples[0], side // patch * patch, patch)
 
-    def parts(self, inputs: EncoderInputs) -> list[Part]:
+    def split_inputs(self, inputs: EncoderInputs) -> list[Part]:
         each = zip(inputs.floats, self.layouts(inputs), strict=True)
         return [(image[None, :, :rows, :columns], (rows, columns)) for image, (rows, columns) in each]
 
-    def part_inputs(self, part: Part) -> Inputs:
+    def arguments_for_part(self, part: Part) -> CallArgs:
         """Return the encoder's arguments for one image, which is not padded, and whose size is not passed."""
         return self.example.with_tensors(part[0].contiguous(), None)
 
@@ -170,9 +170,9 @@ class Images(Family):
 
 
 @frozen
-class Sounds(Family):
-    """Encoders of audio [bins, frames] that they split into chunks of equal length (Qwen2.5-Omni, Qwen3-Omni). A call
-    is not split: it is a single part with at least one full chunk.
+class AudioEncoders(Family):
+    """Encoders that split audio [bins, frames] into chunks of equal length (Qwen2.5-Omni, Qwen3-Omni). A call is not
+    split into parts: it is a single part with at least one full chunk.
 
     Attributes:
         chunk: the number of frames in a chunk.
@@ -194,22 +194,21 @@ class Sounds(Family):
     @classmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
         """Describe an encoder by its example calls; a long audio input shows the sizes of full chunks and windows."""
-        long = _precompute_sound(
-            encoder, examples[0].floats.new_zeros(len(examples[0].floats), LONG_SOUND), (LONG_SOUND,)
-        )
+        silence = examples[0].floats.new_zeros(len(examples[0].floats), LONG_SOUND)
+        long = _precompute_audio(encoder, silence, (LONG_SOUND,))
         chunk, window = long["padded_feature"].shape[2], int(long["cu_seqlens"].diff().max())
         most = max(sum(-(-length // chunk) for length in lengths) for each in examples for lengths in cls.layouts(each))
         if most < 2:
             raise ValueError("the examples have one audio chunk in all: expected at least 2")
         return cls(encoder, examples[0], chunk, most, window)
 
-    def parts(self, inputs: EncoderInputs) -> list[Part]:
+    def split_inputs(self, inputs: EncoderInputs) -> list[Part]:
         return [(inputs.floats, lengths) for lengths in self.layouts(inputs)]
 
-    def part_inputs(self, part: Part) -> Inputs:
+    def arguments_for_part(self, part: Part) -> CallArgs:
         """Return the encoder's arguments with precomputed chunks and windows in place of audio inputs."""
         args, kwargs = self.example.with_tensors(None, None)
-        found = _precompute_sound(self.tower, *part)
+        found = _precompute_audio(self.tower, *part)
         return args, {**kwargs, **found, "cu_seqlens": Windows.from_ends(found["cu_seqlens"], self.window)}
 
     def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
@@ -218,15 +217,15 @@ class Sounds(Family):
         longest, chunk = self.most * self.chunk, self.chunk
         several = [longest - chunk, chunk // 2 + 1], [chunk] * self.most
         for lengths in [longest], [chunk], [chunk + 1], [longest - chunk // 3], *several:
-            yield _shuffle(self.example.floats, 1, sum(lengths)), lengths
+            yield _random_entries(self.example.floats, 1, sum(lengths)), lengths
 
     def __str__(self) -> str:
         return f"sounds of {self.chunk} to {self.most * self.chunk} frames"
 
 
-def _precompute_sound(encoder: torch.nn.Module, x: torch.Tensor, lengths: Layout) -> Tensors:
-    return precompute_values(encoder, **{"input_features": x, LENGTHS: torch.tensor(lengths, device=x.device)})
+def _precompute_audio(encoder: torch.nn.Module, audio: torch.Tensor, lengths: Layout) -> Tensors:
+    return precompute_values(encoder, **{"input_features": audio, LENGTHS: torch.tensor(lengths, device=audio.device)})
 
 
-FAMILIES: Final[tuple[type[Family], ...]] = (Patches, Images, Sounds)
+FAMILIES: Final[tuple[type[Family], ...]] = (PatchEncoders, ImageEncoders, AudioEncoders)
 """All families of image and audio encoders; a call belongs to at most one of them."""

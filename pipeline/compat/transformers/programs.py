@@ -13,9 +13,9 @@ from pipeline.compat.transformers.caches import (
     CaptureCache,
     CrossAttentionLayer,
     Pretrained,
-    cache_name,
-    cached_tensors,
-    create_layer,
+    cache_argument,
+    create_cache_layer,
+    find_cached_tensors,
     has_parameter,
 )
 from pipeline.compat.transformers.decoder_input_hook import BY_LAYER, capture_decoder_inputs, replace_decoder_inputs
@@ -26,18 +26,18 @@ def is_like_whisper(encoder: Pretrained) -> bool:
     return hasattr(encoder, "conv2") and hasattr(encoder.config, "max_source_positions")
 
 
-def sound_sizes(model: Pretrained) -> tuple[int, int]:
+def audio_input_sizes(model: Pretrained) -> tuple[int, int]:
     """Return the number of features and of frames in the input of an encoder like Whisper's."""
     config, encoder = model.config, model.get_encoder()
     return config.num_mel_bins, config.max_source_positions * encoder.conv1.stride[0] * encoder.conv2.stride[0]
 
 
-def layers_of(step: torch.nn.Module, part: torch.nn.Module) -> str:
-    """Return an `fnmatch` pattern that matches, in ``step``, the paths of the layers of ``part``: the items of its
-    largest ``ModuleList``. Return "" if it has no ``ModuleList``."""
-    lists = [each for each in part.modules() if isinstance(each, torch.nn.ModuleList) and len(each) > 1]
+def layer_path_pattern(module: torch.nn.Module, submodule: torch.nn.Module) -> str:
+    """Return an `fnmatch` pattern that matches the paths, in ``module``, of the layers of ``submodule``: the items of
+    the largest ``ModuleList`` in ``submodule``. Return "" if there is no ``ModuleList``."""
+    lists = [each for each in submodule.modules() if isinstance(each, torch.nn.ModuleList) and len(each) > 1]
     most = max(lists, key=lambda each: sum(p.numel() for p in each.parameters()), default=None)
-    return next((f"{path}.*" for path, each in step.named_modules() if each is most and path), "")
+    return next((f"{path}.*" for path, each in module.named_modules() if each is most and path), "")
 
 
 class Decoder(torch.nn.Module):
@@ -52,14 +52,14 @@ class Decoder(torch.nn.Module):
 
     def __init__(self, model: Pretrained, max_batch: int, max_cache_len: int, example: dict[str, Any]) -> None:
         super().__init__()
-        self.model, self.kept, self.cache_name = model, cached_tensors(model, example), cache_name(model)
+        self.model, self.kept, self.cache_name = model, find_cached_tensors(model, example), cache_argument(model)
         self.places = next((n for n in ("position_ids", "decoder_position_ids") if has_parameter(model, n)), None)
         for layer, kept in enumerate(self.kept):
             for name, each in kept.items():
                 cache = each.create_buffer(max_batch, max_cache_len, model.device)
                 self.register_buffer(f"{name}_cache_{layer}", cache, persistent=False)
 
-    def caches(self, start: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor) -> Pretrained:
+    def create_cache(self, start: torch.Tensor, input_ids: torch.Tensor, mask: torch.Tensor) -> Pretrained:
         """Return a transformers cache that uses this module's buffers, for tokens from position ``start`` on; ``mask``
         covers all positions."""
         named = dict(self.named_buffers(recurse=False))
@@ -68,25 +68,24 @@ class Decoder(torch.nn.Module):
         of_tokens = None
         if any(each.positions is None for kept in self.kept for each in kept.values()):  # a state
             of_tokens = mask.index_select(1, torch.arange(length, device=mask.device) + start)
-        return CaptureCache([create_layer(own, start, rows, of_tokens) for own in layers], start)
+        return CaptureCache([create_cache_layer(own, start, rows, of_tokens) for own in layers], start)
 
-    def logits(
+    def compute_logits(
         self,
         cache: Pretrained,
         position_ids: torch.Tensor,
-        wanted: torch.Tensor | None,
-        **inputs: torch.Tensor | Encoded | None,
+        logit_indices: torch.Tensor | None,
+        **inputs: torch.Tensor | EncoderOutput | None,
     ) -> torch.Tensor:
         """Call the model with these inputs, passed by the model's own argument names, and return its logits."""
         places = {self.places: position_ids} if self.places else {}
-        keep = (
-            {"logits_to_keep": 1 if wanted is None else wanted} if has_parameter(self.model, "logits_to_keep") else {}
-        )
+        can_keep = has_parameter(self.model, "logits_to_keep")
+        keep = {"logits_to_keep": 1 if logit_indices is None else logit_indices} if can_keep else {}
         out = self.model(**inputs, **places, **keep, **{self.cache_name: cache}, use_cache=True)
         found: torch.Tensor = out.logits
-        if wanted is None:
+        if logit_indices is None:
             return found[:, -1:]
-        return found if keep else found.index_select(1, wanted)
+        return found if keep else found.index_select(1, logit_indices)
 
     def forward(
         self,
@@ -98,17 +97,17 @@ class Decoder(torch.nn.Module):
     ) -> torch.Tensor:
         """Write the new tokens' keys and values to the cache from position ``start`` on, attend to all cached positions
         that the mask allows, and return logits."""
-        cache = self.caches(start, input_ids, attention_mask)
-        mask = attention_mask if cache.attends else None
-        return self.logits(cache, position_ids, wanted, input_ids=input_ids, attention_mask=mask)
+        cache = self.create_cache(start, input_ids, attention_mask)
+        mask = attention_mask if cache.has_keys_and_values else None
+        return self.compute_logits(cache, position_ids, wanted, input_ids=input_ids, attention_mask=mask)
 
 
-class SeeingDecoder(Decoder):
+class MultimodalDecoder(Decoder):
     """A decoder step of a multimodal model. Its tokens are ids or, where ``seen`` [batch, length] is True, embeddings
     that the model's own code computed from text and images: ``embedded`` [batch, length, width].
 
     Attributes:
-        kinds: the layer types in which tokens attend to later tokens, as in `Sight.ahead`.
+        kinds: the layer types in which tokens attend to later tokens, as in `PromptSpec.ahead`.
         apart: True if the model's own code embeds some ids other than by its embedding table.
     """
 
@@ -131,20 +130,20 @@ class SeeingDecoder(Decoder):
         """Run like `Decoder.forward`, with the inputs of a multimodal prompt. The first layers add ``added`` [layers,
         batch, length, width]; ``ahead`` [batch, length, positions] is True for later positions to which tokens attend;
         ``by_layer`` [batch, length, layers, width] is the additional input of each layer."""
-        cache = self.caches(start, input_ids, attention_mask)
+        cache = self.create_cache(start, input_ids, attention_mask)
         ids, decoder = input_ids.masked_fill(seen, 0), self.model.get_decoder()
         own = capture_decoder_inputs(self.model, input_ids=ids, position_ids=position_ids) if self.apart else {}
         tokens = own["inputs_embeds"] if own else self.model.get_input_embeddings()(ids)
         embeds = torch.where(seen[..., None], embedded, tokens)
         if by_layer is not None:
             by_layer = torch.where(seen[..., None, None], by_layer, own[BY_LAYER])
-        mask = attention_mask if cache.attends else None
+        mask = attention_mask if cache.has_keys_and_values else None
         with replace_decoder_inputs(decoder, seen, added, ahead, self.kinds, by_layer):
-            return self.logits(cache, position_ids, wanted, inputs_embeds=embeds, attention_mask=mask)
+            return self.compute_logits(cache, position_ids, wanted, inputs_embeds=embeds, attention_mask=mask)
 
 
 @dataclass
-class Encoded(BaseModelOutput):
+class EncoderOutput(BaseModelOutput):
     """An encoder's output with additional fields that some decoders read: router outputs for training (Switch
     Transformers, NLLB-MoE), and the attention mask of audio (Moonshine)."""
 
@@ -170,20 +169,19 @@ class CrossDecoder(Decoder):
         cross: tuple[torch.Tensor, ...],
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run like `Decoder.forward`; ``cross``: cross attention's keys, values [batch, heads, encoded, width]."""
-        own = self.caches(start, input_ids, attention_mask)
+        """Run like `Decoder.forward`; ``cross``: keys and values [batch, heads, encoded, width] for cross attention."""
+        own = self.create_cache(start, input_ids, attention_mask)
         pairs = zip(cross[0::2], cross[1::2], strict=True)
-        cache = EncoderDecoderCache(
-            own, CaptureCache([CrossAttentionLayer(keys, values) for keys, values in pairs], start)
-        )
+        layers = [CrossAttentionLayer(keys, values) for keys, values in pairs]
+        cache = EncoderDecoderCache(own, CaptureCache(layers, start))
         cache.is_updated = dict.fromkeys(range(len(cross) // 2), True)
         hidden = cross[0].new_zeros(input_ids.shape[0], cross[0].shape[2], self.width)
         masks = {} if encoder_mask is None else {"attention_mask": encoder_mask}
-        return self.logits(
+        return self.compute_logits(
             cache,
             position_ids,
             wanted,
-            encoder_outputs=Encoded(last_hidden_state=hidden),
+            encoder_outputs=EncoderOutput(last_hidden_state=hidden),
             decoder_input_ids=input_ids,
             decoder_attention_mask=attention_mask,
             **masks,
@@ -207,7 +205,7 @@ class Encoder(torch.nn.Module):
         first = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=inputs.device)
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         out = self.model(
-            encoder_outputs=Encoded(last_hidden_state=hidden),
+            encoder_outputs=EncoderOutput(last_hidden_state=hidden),
             decoder_input_ids=first,
             past_key_values=cache,
             use_cache=True,

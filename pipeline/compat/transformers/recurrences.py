@@ -32,7 +32,7 @@ WithStates: Final = getattr(cache_utils, "LinearAttentionCacheLayerMixin", type(
 """transformers' base class of cache layers with recurrent states; an empty class before 5.8, which has none."""
 
 
-class States(WithStates):  # type: ignore[misc, valid-type]
+class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
     """The recurrent states of one layer, by name, which the replacement functions read and write: ``conv_0`` [rows,
     channels, width - 1], the last inputs of a convolution, and ``recurrent_0``, of any shape, in float32. States are
     zero at the start of a sequence.
@@ -44,8 +44,8 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         count: the number of convolutions in the layer.
         model: the name of the model.
 
-    ``is_initialized`` is False, since there are no keys. Layers with cross attention to an image (Mllama) read it; they
-    have no keys without an image.
+    ``is_initialized`` is False, since there are no keys. Layers with cross attention to an image (Mllama) read this
+    attribute: without an image they have no keys.
     """
 
     is_initialized = False
@@ -90,28 +90,28 @@ class States(WithStates):  # type: ignore[misc, valid-type]
         return x if self.mask is None else x * self.mask
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-        """Return the states unchanged: the replaced recurrence functions (`scan`) have already stored them."""
+        """Return the states unchanged: the replacements (`run_operator`) have already stored them."""
         if not self.scans:
             raise self._unsupported_error()
         return recurrent_states
 
-    def scan(self, operator: Target, shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
+    def run_operator(self, operator: Target, state_shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
         """Apply a recurrence operator to tokens and the stored state; store the new state, return the result."""
         name, like = f"recurrent_{self.scans}", inputs[0]
         assert like is not None
-        output, last = operator(*inputs, self.state_before(name, shape, like))
+        output, last = operator(*inputs, self.state_before(name, state_shape, like))
         self.own[name].copy_(last)
         self.scans += 1
         return output  # type: ignore[no-any-return]
 
     def _unsupported_error(self) -> CaptureError:
         return CaptureError(
-            f"{self.model} computes its recurrent states by its own functions",
-            "supported are functions of transformers 5.17: Mamba, Mamba-2, gated DeltaNet, Kimi delta attention",
+            f"{self.model} computes its recurrent states by its own functions, which are not supported",
+            "use a model with transformers' functions for Mamba, Mamba-2, gated DeltaNet or Kimi delta attention",
         )
 
 
-_current: ContextVar[States | None] = ContextVar("states", default=None)
+_current: ContextVar[RecurrentStates | None] = ContextVar("states", default=None)
 
 
 def causal_convolution(
@@ -122,7 +122,7 @@ def causal_convolution(
     activation: str | None = None,
     **kwargs: object,
 ) -> Tensor:
-    """Replace ``causal_conv1d_fn``: compute it on the stored inputs followed by the new ones. The convolution is a sum
+    """Replace ``causal_conv1d_fn``: convolve the stored inputs followed by the new inputs. The convolution is a sum
     over the kernel's positions in float32, which TensorRT fuses with neighbouring layers."""
     states = _current.get()
     if states is None or states.joined is not hidden_states:
@@ -132,9 +132,8 @@ def causal_convolution(
     terms = [inputs[..., k : k + length] * weight[:, k, None].float() for k in range(width)]
     result = sum(terms[1:], start=terms[0] if bias is None else terms[0] + bias[:, None].float()).to(weight.dtype)
     result = (result if activation is None else ACT2FN[activation](result)).to(hidden_states.dtype)
-    return (
-        result if bias is None else states.zero_padding(result)
-    )  # without a bias the result is 0 where the inputs are
+    # without a bias the result is 0 where the inputs are
+    return result if bias is None else states.zero_padding(result)
 
 
 def replace_if_states(compute: Function) -> Function:
@@ -151,7 +150,7 @@ def replace_if_states(compute: Function) -> Function:
 
 @replace_if_states
 def delta_rule(
-    states: States,
+    states: RecurrentStates,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -169,13 +168,13 @@ def delta_rule(
     if use_qk_l2norm_in_kernel:
         q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     shape = (rows, heads, value.shape[-1], width)
-    output = states.scan(LINEAR_ATTENTION, shape, q * width**-0.5, k, v, decay, rate)
+    output = states.run_operator(LINEAR_ATTENTION, shape, q * width**-0.5, k, v, decay, rate)
     return output.transpose(1, 2).to(query.dtype), states.own["recurrent_0"]
 
 
 @replace_if_states
 def mamba2(
-    states: States,
+    states: RecurrentStates,
     hidden_states: Tensor,
     dt: Tensor,
     a: Tensor,
@@ -194,7 +193,7 @@ def mamba2(
     key, query = (x.float().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2) for x in (b, c))
     value, decay = (inputs * step[..., None]).transpose(1, 2), (a.float() * step).transpose(1, 2)
     shape = (rows, heads, width, b.shape[-1])
-    output = states.scan(LINEAR_ATTENTION, shape, query, key, value, decay, None).transpose(1, 2).contiguous()
+    output = states.run_operator(LINEAR_ATTENTION, shape, query, key, value, decay, None).transpose(1, 2).contiguous()
     through = kwargs.get("D")
     output = output if through is None else output + through[..., None] * inputs
     return (output, states.own["recurrent_0"]) if kwargs.get("return_final_states") else output
@@ -202,7 +201,7 @@ def mamba2(
 
 @replace_if_states
 def mamba(
-    states: States,
+    states: RecurrentStates,
     hidden_states: Tensor,
     dt: Tensor,
     a: Tensor,
@@ -218,14 +217,14 @@ def mamba(
     step = _step_size(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
     (rows, width, _), name = hidden_states.shape, f"recurrent_{states.scans}"
     given = hidden_states.float(), step, a.float(), b.float(), c.float()
-    output = states.scan(SELECTIVE_SCAN, (rows, width, a.shape[-1]), *given)
+    output = states.run_operator(SELECTIVE_SCAN, (rows, width, a.shape[-1]), *given)
     through = kwargs.get("D")
     output = output if through is None else output + hidden_states * through[:, None]
     output = output if z is None else output * silu(z)
     return (output, states.own[name]) if kwargs.get("return_last_state") else output
 
 
-def omit_mask(
+def omit_recurrent_mask(
     original: Function,
     config: object,
     inputs_embeds: Tensor,
@@ -233,16 +232,16 @@ def omit_mask(
     past_key_values: object = None,
     **kwargs: object,
 ) -> Tensor | None:
-    """Replace ``create_recurrent_attention_mask``: return None if the cache has our `States`, which handle padding. A
-    mask would be multiplied with the input of the model's first matmul, which would get a slow kernel."""
-    if any(isinstance(each, States) for each in getattr(past_key_values, "layers", ())):
+    """Replace ``create_recurrent_attention_mask``: return None if the cache has our `RecurrentStates`, which handle
+    padding. A mask would be multiplied with the input of the model's first matmul, which would get a slow kernel."""
+    if any(isinstance(each, RecurrentStates) for each in getattr(past_key_values, "layers", ())):
         return None
     return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]
 
 
-def _step_size(dt: Tensor, bias: Tensor | None, soft: bool) -> Tensor:
+def _step_size(dt: Tensor, bias: Tensor | None, use_softplus: bool) -> Tensor:
     dt = dt if bias is None else dt + bias.to(dt.dtype)
-    return softplus(dt) if soft else dt
+    return softplus(dt) if use_softplus else dt
 
 
 REPLACEMENTS: Final[Mapping[str, Function]] = {
@@ -251,7 +250,7 @@ REPLACEMENTS: Final[Mapping[str, Function]] = {
     "chunk_kimi_delta_attention": delta_rule,
     "mamba2_chunk_scan": mamba2,
     "mamba_selective_scan": mamba,
-    "create_recurrent_attention_mask": omit_mask,
+    "create_recurrent_attention_mask": omit_recurrent_mask,
 }
 """The replacements, by the name of the transformers function, which each module that defines a model has as a global. A
 replacement's first argument is the replaced function; its other parameters are the same, as a test checks."""
@@ -266,7 +265,7 @@ def _replacements(module: ModuleType) -> Patches:
 
 
 @contextmanager
-def over_states(model: torch.nn.Module) -> Iterator[None]:
+def replace_recurrences(model: torch.nn.Module) -> Iterator[None]:
     """Return a context in which this thread calls the replacements in the transformers modules that define a model."""
     paths = dict.fromkeys(type(each).__module__ for each in model.modules())
     modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]

@@ -9,15 +9,15 @@ import torch
 import transformers
 from transformers import GenerationConfig
 
-from pipeline.compat.transformers.compiled_model import CompiledGeneration, shell
+from pipeline.compat.transformers.compiled_model import CompiledGeneration, create_weightless_copy
 from pipeline.compat.transformers.sizes import Limits
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 
 
-def restored(decoder: Compiled, record: dict[str, Any], other: Callable[[str], Compiled]) -> CompiledGeneration:
-    """Restore a saved model from its decoder program and the ``record`` that `CompiledGeneration.save` wrote; ``other``
-    loads a program from another file in the same folder."""
+def restored(decoder: Compiled, record: dict[str, Any], load_program: Callable[[str], Compiled]) -> CompiledGeneration:
+    """Restore a saved model from its decoder program and the ``record`` that `CompiledGeneration.save` wrote;
+    ``load_program`` loads a program from another file in the same folder."""
     name = str(record["class"])
     kind: Any = getattr(transformers, name, None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.GenerationMixin):
@@ -27,8 +27,8 @@ def restored(decoder: Compiled, record: dict[str, Any], other: Callable[[str], C
     with torch.device("meta"):
         model = model_class(model_class.config_class.from_dict(record["config"]))
     model.generation_config = GenerationConfig.from_dict(record["generation_config"])
-    programs = {"decoder": decoder, **{part: other(file) for part, file in record["others"].items()}}
+    programs = {"decoder": decoder, **{part: load_program(file) for part, file in record["others"].items()}}
     runners = {part: program.module() for part, program in programs.items()}
-    made: CompiledGeneration = shell(model, None, None, {}, runners)
+    made: CompiledGeneration = create_weightless_copy(model, None, None, {}, runners)
     made.__dict__["_float"] = getattr(torch, record["dtype"])
-    return made.over(programs, runners, Limits(*record["limits"]))
+    return made.set_programs(programs, runners, Limits(*record["limits"]))

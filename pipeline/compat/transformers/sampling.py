@@ -9,13 +9,13 @@ import torch
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.stopping_criteria import MaxLengthCriteria
 
-from pipeline.compat.transformers.caches import Pretrained, goes_back
+from pipeline.compat.transformers.caches import Pretrained, can_crop
 
 INPUTS: Final = {
     *("attention_mask", "position_ids", "cache_position", "use_cache", "past_key_values", "cache_params"),
     "logits_to_keep",
 }
-"""The model arguments, besides the prompt, that `decode_tokens` supports."""
+"""The model arguments, besides the prompt, that `decode_ahead` supports."""
 
 
 class LastStep:
@@ -27,33 +27,33 @@ class LastStep:
         self.has_ended = torch.zeros((), dtype=torch.bool, pin_memory=on_gpu)
         self.copied = torch.cuda.Event() if on_gpu else None
 
-    def copy(self, tokens: torch.Tensor, unfinished: torch.Tensor) -> None:
-        """Start to copy a step's tokens, and whether all rows ended; ``unfinished`` [rows] is 0 for ended rows."""
+    def start_copy(self, tokens: torch.Tensor, unfinished_rows: torch.Tensor) -> None:
+        """Start to copy a step's tokens, and whether all rows ended; ``unfinished_rows`` [rows] is 0 for ended rows."""
         self.tokens.copy_(tokens, non_blocking=True)
-        self.has_ended.copy_(unfinished.max() == 0, non_blocking=True)
+        self.has_ended.copy_(unfinished_rows.max() == 0, non_blocking=True)
         if self.copied is not None:
             self.copied.record()
 
-    def read(self) -> bool:
+    def read_has_ended(self) -> bool:
         """Wait until the copy is complete; return whether all sequences have ended."""
         if self.copied is not None:
             self.copied.synchronize()
         return bool(self.has_ended)
 
 
-def can_decode(model: Pretrained, config: GenerationConfig, criteria: StoppingCriteriaList, inputs: Any) -> bool:
-    """Return whether `decode_tokens` supports a call of ``generate``: the prompt is text, the cache's last token can be
+def can_decode_ahead(model: Pretrained, config: GenerationConfig, criteria: StoppingCriteriaList, inputs: Any) -> bool:
+    """Return whether `decode_ahead` supports a call of ``generate``: the prompt is text, the cache's last token can be
     removed, and the only output is tokens."""
     asked = {name for name, value in inputs.items() if value is not None}
-    no_parts = model.__dict__["_sight"] is None and model.__dict__["_embedded"] is None
+    no_parts = model.__dict__["_spec"] is None and model.__dict__["_embedding_spec"] is None
     is_text = no_parts and {*model.runners} == {"decoder"}
     places = inputs.get("position_ids")
     plain = not (config.return_dict_in_generate or getattr(config, "is_assistant", False))
     plain = plain and (places is None or places.dim() == 2)
-    return plain and is_text and asked <= INPUTS and bool(criteria.max_length) and goes_back(model.runners["decoder"])
+    return plain and is_text and asked <= INPUTS and bool(criteria.max_length) and can_crop(model.runners["decoder"])
 
 
-def decode_tokens(
+def decode_ahead(
     model: Pretrained,
     ids: torch.Tensor,
     processors: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
@@ -75,19 +75,19 @@ def decode_tokens(
     is_read = may_end_early or streamer is not None
     while True:
         scores = processors(ids, outputs.logits[:, -1].to(ids.device, torch.float32, copy=True))
-        tokens = _draw(scores) if config.do_sample else scores.argmax(-1)
+        tokens = _sample_tokens(scores) if config.do_sample else scores.argmax(-1)
         if pads is not None:
             tokens = torch.where(unfinished.bool(), tokens, pads.to(ids.device))
         ids = torch.cat([ids, tokens[:, None]], -1)
         if may_end_early:
             unfinished = unfinished & ~criteria(ids, None)
         if is_read:
-            step.copy(tokens, unfinished)
+            step.start_copy(tokens, unfinished)
         is_full = cache.length >= cache.positions
-        is_last = ids.shape[1] >= limit or (is_full and is_read and step.read())
+        is_last = ids.shape[1] >= limit or (is_full and is_read and step.read_has_ended())
         if not is_last:
             outputs = model(input_ids=tokens[:, None], position_ids=positions, **{name: cache})
-        has_ended = is_read and step.read()
+        has_ended = is_read and step.read_has_ended()
         if streamer is not None:
             streamer.put(step.tokens.clone())
         if is_last or has_ended:
@@ -99,6 +99,6 @@ def decode_tokens(
         positions = positions + 1
 
 
-def _draw(scores: torch.Tensor) -> torch.Tensor:
+def _sample_tokens(scores: torch.Tensor) -> torch.Tensor:
     """Sample a token for each row, with the softmax of its scores [rows, vocabulary] as probabilities."""
     return torch.multinomial(torch.softmax(scores, -1), num_samples=1).squeeze(1)

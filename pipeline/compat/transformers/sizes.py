@@ -23,31 +23,31 @@ class Limits:
     max_prompt_len: int
     max_draft_len: int = 0
 
-    def calls(self, length: int, wanted: int) -> list[tuple[int, int]]:
-        """Split ``length`` tokens into calls, each as (number of tokens, number of last tokens with logits). Together,
-        the calls return the logits of the last ``wanted`` tokens."""
+    def split_tokens(self, token_count: int, logit_count: int) -> list[tuple[int, int]]:
+        """Split ``token_count`` tokens into calls, each as (number of tokens, number of last tokens with logits).
+        Together, the calls return the logits of the last ``logit_count`` tokens."""
         most = self.max_draft_len + 1
-        chunks = [wanted % most] * (wanted % most > 0) + [most] * (wanted // most)
-        first, before, found = chunks[0], length - wanted + chunks[0], list[tuple[int, int]]()
+        chunks = [logit_count % most] * (logit_count % most > 0) + [most] * (logit_count // most)
+        first, before, found = chunks[0], token_count - logit_count + chunks[0], list[tuple[int, int]]()
         while before > self.max_prompt_len:
             size = min(self.max_prompt_len, before - first)
             found.append((size, 1))
             before -= size
         return [*found, (before, first), *((chunk, chunk) for chunk in chunks[1:])]
 
-    def check(self, rows: int, length: int) -> None:
+    def check_call(self, row_count: int, sequence_length: int) -> None:
         """Raise an error if a call with this number of rows and tokens exceeds the limits."""
-        if length > self.max_cache_len:
+        if sequence_length > self.max_cache_len:
             raise ExecutionError(
-                f"the sequence has {length} tokens, and the cache has {self.max_cache_len} positions",
+                f"the sequence has {sequence_length} tokens, and the cache has {self.max_cache_len} positions",
                 "generate fewer tokens (max_new_tokens), or compile with a larger max_cache_len",
             )
-        if rows > self.max_batch:
+        if row_count > self.max_batch:
             why = "its max_batch: each beam, and each of num_return_sequences, is a row"
-            raise ShapeError("input_ids", 0, rows, (1, self.max_batch), why)
+            raise ShapeError("input_ids", 0, row_count, (1, self.max_batch), why)
 
 
-Along: TypeAlias = dict[int, int | Tuned]
+DimSizes: TypeAlias = dict[int, int | Tuned]
 """The size of each dim of a tensor, by the dim's index: an int, or a range for which engines are tuned."""
 Example: TypeAlias = torch.Tensor | Mapping[str, torch.Tensor] | Sequence[Mapping[str, torch.Tensor]] | None
 """An example of an encoder's input: a tensor, or a processor's output for one prompt or for each of several prompts."""
@@ -81,19 +81,19 @@ class Sizes:
                 raise ValueError(f"prompt_lens has {length!r}: expected ints from 2 to max_prompt_len ({self.prompt})")
 
     @property
-    def rows(self) -> Along:
-        """Return the dim of rows in a call; engines are tuned for the maximum number of rows."""
-        return {0: up_to("batch", self.batch)} if self.batch > 1 else {}
+    def row_dim(self) -> DimSizes:
+        """Return the range of the batch dim (0), for whose end engines are tuned; empty for a batch size of 1."""
+        return {0: dim_up_to("batch", self.batch)} if self.batch > 1 else {}
 
-    def steps(self) -> list[tuple[Along, int | Tuned, int | Tuned]]:
+    def decoder_profiles(self) -> list[tuple[DimSizes, int | Tuned, int | Tuned]]:
         """Return each decoder profile's rows, tokens, and number of tokens with logits. The profiles are single tokens,
         drafts, prompts of each fixed length with all rows, and all prompts (tuned for the longest)."""
-        every: Along = {0: self.batch} if self.batch > 1 else {}
-        found: list[tuple[Along, int | Tuned, int | Tuned]] = [(self.rows, 1, 1)]
-        drafts = _dim_up_to("tokens", self.draft + 1, least=2), _dim_up_to("wanted", self.draft + 1)
-        found += [(self.rows, *drafts)] * (self.draft > 0)
+        every: DimSizes = {0: self.batch} if self.batch > 1 else {}
+        found: list[tuple[DimSizes, int | Tuned, int | Tuned]] = [(self.row_dim, 1, 1)]
+        drafts = _fixed_or_up_to("tokens", self.draft + 1, minimum=2), _fixed_or_up_to("wanted", self.draft + 1)
+        found += [(self.row_dim, *drafts)] * (self.draft > 0)
         found += ((every, length, 1) for length in sorted(self.fixed))
-        prompts = self.rows, _dim_up_to("tokens", self.prompt, least=2), drafts[1]
+        prompts = self.row_dim, _fixed_or_up_to("tokens", self.prompt, minimum=2), drafts[1]
         return found + [prompts] * (self.prompt > 1 and prompts not in found)
 
     @property
@@ -101,11 +101,11 @@ class Sizes:
         return Limits(self.cache, self.batch, self.prompt, self.draft)
 
 
-def up_to(name: str, most: int, least: int = 1) -> Tuned:
-    """Return a dynamic dim from ``least`` to ``most``; engines are tuned for ``most``."""
-    return Tuned(name, least, most, most)
+def dim_up_to(name: str, maximum: int, minimum: int = 1) -> Tuned:
+    """Return a dynamic dim from ``minimum`` to ``maximum``; engines are tuned for ``maximum``."""
+    return Tuned(name, minimum, maximum, maximum)
 
 
-def _dim_up_to(name: str, most: int, least: int = 1) -> int | Tuned:
-    """Return a dynamic dim as `up_to` does, or an integer if ``least`` and ``most`` are equal."""
-    return up_to(name, most, least) if most > least else most
+def _fixed_or_up_to(name: str, maximum: int, minimum: int = 1) -> int | Tuned:
+    """Return a dynamic dim as `dim_up_to` does, or an integer if ``minimum`` and ``maximum`` are equal."""
+    return dim_up_to(name, maximum, minimum) if maximum > minimum else maximum

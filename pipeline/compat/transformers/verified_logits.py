@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationMixin
 
 from pipeline.compat.transformers.caches import Pretrained
-from pipeline.compat.transformers.programs import sound_sizes
+from pipeline.compat.transformers.programs import audio_input_sizes
 from pipeline.compat.transformers.sizes import Example, Sizes
 from pipeline.errors import AgreementError, AgreementWarning, warn
 from pipeline.frozen import FrozenDict
@@ -19,8 +19,8 @@ from pipeline.verification.bounds import Bound, matmul_precision, measure_errors
 from pipeline.verification.eager import use_tf32
 from pipeline.verification.measure import gpu_name, runs_in_tf32
 
-Failing: TypeAlias = Literal["raise", "warn"]
-"""What happens if logits are wrong: ``"raise"`` raises an error, ``"warn"`` only warns."""
+OnWrong: TypeAlias = Literal["raise", "warn"]
+"""What happens if logits are wrong: ``"raise"`` raises an `AgreementError`, ``"warn"`` only warns."""
 Inputs: TypeAlias = Mapping[str, torch.Tensor]
 
 PROMPT: Final = 32
@@ -30,12 +30,12 @@ STEPS: Final = 8
 HINT: Final = "pipeline.bisect finds the operators, torch_executed_ops runs them in PyTorch; verify='warn' only warns"
 
 
-def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Example, failing: Failing) -> None:
+def verify_logits(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Example, on_failure: OnWrong) -> None:
     """Measure the errors of a compiled model's logits, for a prompt's last token and for generated tokens, and set its
     ``agreement``. The compiled model generates the tokens; the original model runs on the same tokens, in its own dtype
     and in a wider one. Raise an `AgreementError`, or warn, if an error exceeds the bound of `pipeline.verify`."""
-    inputs = _prompt(model, sizes, example)
-    steps = max(1, min(STEPS, sizes.cache - _length(inputs)))
+    inputs = _verification_prompt(model, sizes, example)
+    steps = max(1, min(STEPS, sizes.cache - (length := _prompt_length(inputs))))
     runner = compiled.runners["decoder"]
     executor = runner.executor
     tf32 = runs_in_tf32(executor)
@@ -45,17 +45,17 @@ def verify(model: Pretrained, compiled: Pretrained, sizes: Sizes, example: Examp
     wider = torch.float32 if model.dtype.itemsize < 4 else torch.float64
     with use_tf32(False):
         exact = _generate_logits(copy.deepcopy(model).to(wider), inputs, steps, tokens)[1]
-    row = OutputAgreement("logits", f"{_length(inputs)} tokens and {steps} more", exact=str(wider)[len("torch.") :])
+    row = OutputAgreement("logits", f"{length} tokens and {steps} more", exact=str(wider)[len("torch.") :])
     found = measure_errors(row, Bound(model.dtype, matmul_precision(executor, tf32)), ours, eager, exact)
     compiled.agreement = agreement = Agreement((found,), executor, gpu_name(executor), FrozenDict(), versions(), tf32)
     if not agreement.holds:
         error = AgreementError(agreement, HINT)
-        if failing == "raise":
+        if on_failure == "raise":
             raise error
         warn(str(error), AgreementWarning)
 
 
-def _prompt(model: Pretrained, sizes: Sizes, example: Example) -> dict[str, torch.Tensor]:
+def _verification_prompt(model: Pretrained, sizes: Sizes, example: Example) -> dict[str, torch.Tensor]:
     """Return a prompt for the comparison: the example, random tokens of the vocabulary, or noise as audio."""
     if isinstance(example, Mapping):
         return dict(example)
@@ -68,29 +68,29 @@ def _prompt(model: Pretrained, sizes: Sizes, example: Example) -> dict[str, torc
         most = sizes.encoded if model.config.is_encoder_decoder else min(sizes.prompt, sizes.cache - 1)
         length, words = max(1, min(PROMPT, most)), model.get_input_embeddings().num_embeddings
         return {name: torch.randint(words, (1, length), generator=generator).to(model.device)}
-    sound = torch.randn(1, *sound_sizes(model), generator=generator)
+    sound = torch.randn(1, *audio_input_sizes(model), generator=generator)
     return {name: sound.to(model.device, model.dtype)}
 
 
-def _length(inputs: Inputs) -> int:
+def _prompt_length(prompt: Inputs) -> int:
     """Return the number of tokens in a prompt; 1 if the decoder starts without a prompt."""
-    tokens = inputs.get("input_ids", inputs.get("inputs_embeds"))
+    tokens = prompt.get("input_ids", prompt.get("inputs_embeds"))
     return 1 if tokens is None else tokens.shape[1]
 
 
 def _generate_logits(
-    model: Pretrained, inputs: Inputs, steps: int, forced: torch.Tensor | None = None
+    model: Pretrained, inputs: Inputs, step_count: int, forced_tokens: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Generate tokens; return the prompt with them [rows, length], and the logits of each decoder step [steps, rows,
-    vocabulary]. Tokens in ``forced`` replace those that the model would generate."""
+    vocabulary]. Tokens in ``forced_tokens`` replace those that the model would generate."""
     config = copy.deepcopy(model.generation_config)
-    config.update(do_sample=False, num_beams=1, num_return_sequences=1, max_new_tokens=steps, max_length=None)
+    config.update(do_sample=False, num_beams=1, num_return_sequences=1, max_new_tokens=step_count, max_length=None)
     config.update(output_logits=True, return_dict_in_generate=True)
     config.update(cache_implementation=None, eos_token_id=None, use_cache=True)
     inputs_on_device: dict[str, Any] = {
         name: x.to(model.device, model.dtype if x.is_floating_point() else None) for name, x in inputs.items()
     }
-    rows = [] if forced is None else forced.tolist()
+    rows = [] if forced_tokens is None else forced_tokens.tolist()
     allowed_tokens = (lambda row, tokens: [rows[row][len(tokens)]]) if rows else None
     with torch.no_grad():
         output: Any = GenerationMixin.generate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Call, Expression, aten, block, call, of_call, require
+from pipeline.compat.torch_tensorrt.blocks import Argument, Call, Expression, aten, block, call, op_block, require
 from pipeline.compat.torch_tensorrt.impl.prelu import prelu as prelu
 
 
@@ -41,11 +41,11 @@ TARGETS: Final[dict[str, Callable[[Argument, Argument, Argument], Call]]] = {
 }
 """The ATen equivalent of each TensorRT activation, by its name: a function of a tensor, alpha and beta."""
 
-relu, sigmoid, tanh = (of_call(op.default, "input_val") for op in (aten.relu, aten.sigmoid, aten.tanh))
-hard_swish = of_call(aten.hardswish.default, "input_val")
-leaky_relu = of_call(aten.leaky_relu.default, "input_val", alpha=0.01)
-hardshrink = of_call(aten.hardshrink.default, "input_val", lambd=0.5)
-softshrink = of_call(aten.softshrink.default, "input_val", lambd=0.5)
+relu, sigmoid, tanh = (op_block(op.default, "input_val") for op in (aten.relu, aten.sigmoid, aten.tanh))
+hard_swish = op_block(aten.hardswish.default, "input_val")
+leaky_relu = op_block(aten.leaky_relu.default, "input_val", alpha=0.01)
+hardshrink = op_block(aten.hardshrink.default, "input_val", lambd=0.5)
+softshrink = op_block(aten.softshrink.default, "input_val", lambd=0.5)
 tanhshrink = block(
     lambda input_val: call(aten.sub.Tensor, input_val, call(aten.tanh.default, input_val)), "x - tanh(x)"
 )
@@ -73,7 +73,7 @@ thresholded_relu = block(
 
 @block
 def gelu(input_val: Argument, approximate: str) -> Expression:
-    """aten.gelu.default"""
+    """Add the layers of aten.gelu.default."""
     known = approximate in ("none", "tanh")
-    require(known, "impl.activation.gelu", f"approximate is {approximate!r}", "'none' or 'tanh'")
+    require(known, "impl.activation.gelu", f"approximate is {approximate!r}", "pass 'none' or 'tanh'")
     return call(aten.gelu.default, input_val, approximate=approximate)

@@ -1,5 +1,5 @@
 """The building block for ranges of numbers (``arange``)."""
 
-from pipeline.compat.torch_tensorrt.blocks import aten, of_call
+from pipeline.compat.torch_tensorrt.blocks import aten, op_block
 
-arange = of_call(aten.arange.start_step, "start", "end", "step")
+arange = op_block(aten.arange.start_step, "start", "end", "step")

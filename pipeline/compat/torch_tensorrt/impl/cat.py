@@ -12,8 +12,8 @@ from pipeline.compat.torch_tensorrt.values import torch_dtype
 
 @block
 def cat(input: Sequence[Argument], dim: int, cast_dtype: Argument = None) -> Expression:
-    """Concatenate tensors (aten.cat.default); numbers become rows of one element. ``cast_dtype`` is the result's
-    dtype."""
+    """Concatenate tensors (aten.cat.default); a number becomes a tensor of one element. ``cast_dtype`` is the
+    result's dtype."""
     rows = [torch.tensor([each]) if isinstance(each, bool | int | float) else each for each in input]
     cast = [
         each if cast_dtype is None else call(aten._to_copy.default, each, dtype=torch_dtype(cast_dtype))

@@ -10,19 +10,19 @@ from pipeline.compat.torch_tensorrt.values import per_dim
 Sizes = int | Sequence[int] | None
 
 
-def convolution(
-    name: str,
+def convolution_call(
+    block_name: str,
     tensors: tuple[Argument, Argument, Argument],
-    spatial: tuple[Sizes, Sizes, Sizes],
+    stride_padding_dilation: tuple[Sizes, Sizes, Sizes],
     groups: int | None,
-    ranges: tuple[Argument, Argument],
+    dynamic_ranges: tuple[Argument, Argument],
     output_padding: Sizes | None = None,
 ) -> Call:
-    """aten.convolution.default, transposed if it has ``output_padding``; ``spatial``: stride, padding and dilation."""
-    plain = ranges == (None, None)
-    require(plain, name, "dynamic ranges are set by quantize and dequantize layers", "leave scale and zero_point out")
+    """Return a call of aten.convolution.default; the convolution is transposed if ``output_padding`` is not None."""
+    plain = dynamic_ranges == (None, None)
+    require(plain, block_name, "quantize and dequantize layers set dynamic ranges", "leave scale and zero_point out")
     dims = len(tensors[1].shape) - 2
-    given = zip(spatial, (1, 0, 1), strict=True)
+    given = zip(stride_padding_dilation, (1, 0, 1), strict=True)
     stride, padding, dilation = (per_dim(default if size is None else size, dims) for size, default in given)
     transposed, added = output_padding is not None, per_dim(output_padding or 0, dims)
     return call(aten.convolution.default, *tensors, stride, padding, dilation, transposed, added, groups or 1)
@@ -41,6 +41,6 @@ def convNd(
     scale: Argument = None,
     zero_point: Argument = None,
 ) -> Expression:
-    """aten.convolution.default; ``weight`` and ``bias`` are constants or tensors of the network"""
+    """Add a convolution (aten.convolution.default); ``weight`` and ``bias`` are constants or tensors of the network."""
     spatial = (stride, padding, dilation)
-    return convolution("impl.conv.convNd", (input, weight, bias), spatial, groups, (scale, zero_point))
+    return convolution_call("impl.conv.convNd", (input, weight, bias), spatial, groups, (scale, zero_point))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, block
-from pipeline.compat.torch_tensorrt.impl.conv import Sizes, convolution
+from pipeline.compat.torch_tensorrt.impl.conv import Sizes, convolution_call
 
 
 @block
@@ -20,6 +20,6 @@ def deconvNd(
     scale: Argument = None,
     zero_point: Argument = None,
 ) -> Expression:
-    """aten.convolution.default, transposed"""
+    """Add a transposed convolution (aten.convolution.default)."""
     spatial, tensors = (stride, padding, dilation), (input, weight, bias)
-    return convolution("impl.deconv.deconvNd", tensors, spatial, groups, (scale, zero_point), output_padding or 0)
+    return convolution_call("impl.deconv.deconvNd", tensors, spatial, groups, (scale, zero_point), output_padding or 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, op_block
 
 TARGETS: Final = {
     "SUM": aten.add.Tensor,
@@ -24,17 +24,17 @@ TARGETS: Final = {
 }
 """The ATen equivalent of each TensorRT elementwise operation, by its name."""
 
-add, mul, sub = (of_call(TARGETS[name], "lhs_val", "rhs_val") for name in ("SUM", "PROD", "SUB"))
-div, pow, floor_divide = (of_call(TARGETS[name], "lhs_val", "rhs_val") for name in ("DIV", "POW", "FLOOR_DIV"))
-max, min = (of_call(TARGETS[name], "lhs_val", "rhs_val") for name in ("MAX", "MIN"))
-logical_and, logical_or, logical_xor = (of_call(TARGETS[name], "lhs_val", "rhs_val") for name in ("AND", "OR", "XOR"))
-eq, gt, lt = (of_call(TARGETS[name], "lhs_val", "rhs_val") for name in ("EQUAL", "GREATER", "LESS"))
-ne, ge, le = (of_call(op.Tensor, "lhs_val", "rhs_val") for op in (aten.ne, aten.ge, aten.le))
+add, mul, sub = (op_block(TARGETS[name], "lhs_val", "rhs_val") for name in ("SUM", "PROD", "SUB"))
+div, pow, floor_divide = (op_block(TARGETS[name], "lhs_val", "rhs_val") for name in ("DIV", "POW", "FLOOR_DIV"))
+max, min = (op_block(TARGETS[name], "lhs_val", "rhs_val") for name in ("MAX", "MIN"))
+logical_and, logical_or, logical_xor = (op_block(TARGETS[name], "lhs_val", "rhs_val") for name in ("AND", "OR", "XOR"))
+eq, gt, lt = (op_block(TARGETS[name], "lhs_val", "rhs_val") for name in ("EQUAL", "GREATER", "LESS"))
+ne, ge, le = (op_block(op.Tensor, "lhs_val", "rhs_val") for op in (aten.ne, aten.ge, aten.le))
 bitwise_and, bitwise_or, bitwise_xor = (
-    of_call(op.Tensor, "lhs_val", "rhs_val") for op in (aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor)
+    op_block(op.Tensor, "lhs_val", "rhs_val") for op in (aten.bitwise_and, aten.bitwise_or, aten.bitwise_xor)
 )
-fmod, remainder = (of_call(op.Tensor, "input", "other") for op in (aten.fmod, aten.remainder))
-atan2, rsqrt = of_call(aten.atan2.default, "input", "other"), of_call(aten.rsqrt.default, "input")
+fmod, remainder = (op_block(op.Tensor, "input", "other") for op in (aten.fmod, aten.remainder))
+atan2, rsqrt = op_block(aten.atan2.default, "input", "other"), op_block(aten.rsqrt.default, "input")
 
 trunc_div = block(
     lambda input, other: call(aten.div.Tensor_mode, input, other, rounding_mode="trunc"),
@@ -48,7 +48,7 @@ convert_binary_elementwise = block(
 
 @block
 def clamp(input_val: Argument, min_val: Argument = None, max_val: Argument = None) -> Expression:
-    """The bounds may be numbers or tensors; None for none."""
+    """Limit the elements to bounds, which may be numbers or tensors; None means that there is no bound."""
     lower = input_val if min_val is None else call(TARGETS["MAX"], input_val, min_val)
     lower = call(aten.clone.default, input_val) if min_val is None and max_val is None else lower
     return lower if max_val is None else call(TARGETS["MIN"], lower, max_val)

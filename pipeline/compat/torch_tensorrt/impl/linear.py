@@ -1,5 +1,5 @@
 """The building block for linear layers."""
 
-from pipeline.compat.torch_tensorrt.blocks import aten, of_call
+from pipeline.compat.torch_tensorrt.blocks import aten, op_block
 
-linear = of_call(aten.linear.default, "input", "weight", "bias")
+linear = op_block(aten.linear.default, "input", "weight", "bias")

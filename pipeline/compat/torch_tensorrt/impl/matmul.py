@@ -8,14 +8,14 @@ from pipeline.trt import trt
 NONE = trt.MatrixOperation.NONE
 
 
-def _apply_operation(value: Argument, operation: Argument) -> Expression:
+def _apply_operation(matrix: Argument, operation: Argument) -> Expression:
     """Transpose a matrix if ``operation`` is ``trt.MatrixOperation.TRANSPOSE``; return a vector unchanged."""
-    return call(aten.transpose.int, value, -2, -1) if operation.name == "TRANSPOSE" else value
+    return call(aten.transpose.int, matrix, -2, -1) if operation.name == "TRANSPOSE" else matrix
 
 
 @block
 def matrix_multiply(
     input: Argument, other: Argument, input_matrix_op: Argument = NONE, other_matrix_op: Argument = NONE
 ) -> Expression:
-    """aten.matmul.default; the operations are of ``trt.MatrixOperation``"""
+    """Multiply matrices (aten.matmul.default), each after its ``trt.MatrixOperation``: unchanged or transposed."""
     return call(aten.matmul.default, _apply_operation(input, input_matrix_op), _apply_operation(other, other_matrix_op))

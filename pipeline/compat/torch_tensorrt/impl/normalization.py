@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_call, require
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, op_block, require
 
 
 @block
@@ -20,7 +20,7 @@ def batch_norm(
     cudnn_enabled: bool = False,
     return_mean_rstd: bool = False,
 ) -> Expression:
-    """aten.batch_norm.default with its running statistics -> tensor, or [tensor, None, None]"""
+    """Add aten.batch_norm.default with running statistics; ``return_mean_rstd`` returns [tensor, None, None]."""
     why = "an engine runs inference only, and does not update running statistics"
     require(not training, "impl.normalization.batch_norm", why, "pass training=False")
     known = (weight, bias, running_mean, running_var)
@@ -28,7 +28,7 @@ def batch_norm(
     return [made, None, None] if return_mean_rstd else made
 
 
-layer_norm = of_call(aten.layer_norm.default, "input", "normalized_shape", "weight", "bias", "eps", cudnn_enable=False)
+layer_norm = op_block(aten.layer_norm.default, "input", "normalized_shape", "weight", "bias", "eps", cudnn_enable=False)
 native_layer_norm = block(
     lambda input, normalized_shape, weight, bias, eps: [
         call(aten.layer_norm.default, input, normalized_shape, weight, bias, eps),
@@ -37,7 +37,7 @@ native_layer_norm = block(
     ],
     "aten.layer_norm.default -> [tensor, None, None]",
 )
-group_norm = of_call(aten.group_norm.default, "input", "num_groups", "weight", "bias", "eps", cudnn_enabled=False)
+group_norm = op_block(aten.group_norm.default, "input", "num_groups", "weight", "bias", "eps", cudnn_enabled=False)
 native_group_norm = block(
     lambda input, weight, bias, N, C, HxW, group, eps: [
         call(aten.group_norm.default, input, group, weight, bias, eps),

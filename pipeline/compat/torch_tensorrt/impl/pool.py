@@ -30,10 +30,10 @@ def avg_poolNd(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Expression:
-    """aten.avg_pool1d, 2d or 3d, by how many numbers ``kernel_size`` has"""
+    """Add aten.avg_pool1d, 2d or 3d for a ``kernel_size`` of one, two or three numbers."""
     dims = len(kernel_size)
     spatial = (list(kernel_size), per_dim(stride, dims), per_dim(padding, dims))
-    require(dims > 1 or divisor_override is None, "impl.pool.avg_poolNd", "a row has no divisor_override", "scale it")
+    require(dims > 1 or divisor_override is None, "impl.pool.avg_poolNd", "1d has no divisor_override", "leave it out")
     own = () if dims == 1 else (divisor_override,)
     return call(AVERAGE[dims], input, *spatial, ceil_mode, count_include_pad, *own)
 
@@ -47,7 +47,7 @@ def max_poolNd(
     dilation: Sizes = 1,
     ceil_mode: bool = False,
 ) -> Expression:
-    """aten.max_pool1d, 2d or 3d, by how many numbers ``kernel_size`` has"""
+    """Add aten.max_pool1d, 2d or 3d for a ``kernel_size`` of one, two or three numbers."""
     dims = len(kernel_size)
     spatial = (list(kernel_size), per_dim(stride, dims), per_dim(padding, dims), per_dim(dilation, dims))
     return call(LARGEST[dims], input, *spatial, ceil_mode)
@@ -55,11 +55,11 @@ def max_poolNd(
 
 @block
 def adaptive_avg_poolNd(input: Argument, output_size: Sequence[int]) -> Expression:
-    """aten.adaptive_avg_pool1d, 2d or 3d, by how many numbers ``output_size`` has"""
+    """Add aten.adaptive_avg_pool1d, 2d or 3d for an ``output_size`` of one, two or three numbers."""
     return call(ADAPTIVE[len(output_size)], input, list(output_size))
 
 
 @block
 def adaptive_avg_pool1d(input: Argument, output_size: Sizes) -> Expression:
-    """aten.adaptive_avg_pool1d.default"""
+    """Add the layers of aten.adaptive_avg_pool1d.default."""
     return call(ADAPTIVE[1], input, per_dim(output_size, 1))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_call
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, op_block
 
-pixel_shuffle = of_call(aten.pixel_shuffle.default, "input", "upscale_factor")
-pixel_unshuffle = of_call(aten.pixel_unshuffle.default, "input", "downscale_factor")
-reshape = of_call(aten.reshape.default, "input", "shape")
+pixel_shuffle = op_block(aten.pixel_shuffle.default, "input", "upscale_factor")
+pixel_unshuffle = op_block(aten.pixel_unshuffle.default, "input", "downscale_factor")
+reshape = op_block(aten.reshape.default, "input", "shape")
 
 
 @block
 def resize(input: Argument, sizes: Argument) -> Expression:
-    """The first elements in another shape, and zeros if it has more"""
+    """Return the first elements in another shape, followed by zeros if that shape has more elements."""
     wanted, given = torch.Size(tuple(sizes)).numel(), torch.Size(tuple(input.shape)).numel()
     flat = call(aten.reshape.default, input, [-1])
     cut = call(aten.slice.Tensor, flat, 0, 0, wanted)

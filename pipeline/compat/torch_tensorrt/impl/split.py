@@ -9,12 +9,12 @@ from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, bl
 
 @block
 def split(input: Argument, split_size_or_sections: int | Sequence[int], dim: int = 0) -> Expression:
-    """aten.split.Tensor by one size, aten.split_with_sizes.default by several -> tensors"""
+    """Split a tensor by one size (aten.split.Tensor) or several (aten.split_with_sizes.default); return a list."""
     if not isinstance(split_size_or_sections, int):
         sizes = list(split_size_or_sections)
         made = call(aten.split_with_sizes.default, input, sizes, dim)
         return [made[i] for i in range(len(sizes))]
     static = input.shape[dim] >= 0
-    require(static, "impl.split.split", "how many parts there are depends on a dynamic size", "give their sizes")
+    require(static, "impl.split.split", "the number of parts depends on a dynamic size", "pass the sizes of the parts")
     made = call(aten.split.Tensor, input, split_size_or_sections, dim)
     return [made[i] for i in range(max(-(-input.shape[dim] // split_size_or_sections), 1))]

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, of_call, require
+from pipeline.compat.torch_tensorrt.blocks import Argument, Expression, aten, block, call, op_block, require
 from pipeline.compat.torch_tensorrt.values import torch_dtype
 
 _NAMES: Final = """exp log sqrt abs neg sin cos tan sinh cosh asin acos atan asinh acosh atanh ceil floor erf sign round
@@ -18,20 +18,20 @@ TARGETS: Final = {
 }
 """The ATen equivalent of each TensorRT unary operation, by its name."""
 
-exp, log, sqrt = (of_call(TARGETS[name], "input_val") for name in ("EXP", "LOG", "SQRT"))
-recip, abs, neg = (of_call(TARGETS[name], "input_val") for name in ("RECIP", "ABS", "NEG"))
-sin, cos, tan = (of_call(TARGETS[name], "input_val") for name in ("SIN", "COS", "TAN"))
-sinh, cosh = (of_call(TARGETS[name], "input_val") for name in ("SINH", "COSH"))
-asin, acos, atan = (of_call(TARGETS[name], "input_val") for name in ("ASIN", "ACOS", "ATAN"))
-asinh, acosh, atanh = (of_call(TARGETS[name], "input_val") for name in ("ASINH", "ACOSH", "ATANH"))
-ceil, floor, round = (of_call(TARGETS[name], "input_val") for name in ("CEIL", "FLOOR", "ROUND"))
-erf, sign, isinf = (of_call(TARGETS[name], "input_val") for name in ("ERF", "SIGN", "ISINF"))
-logical_not, isnan = of_call(TARGETS["NOT"], "input_val"), of_call(TARGETS["ISNAN"], "input")
+exp, log, sqrt = (op_block(TARGETS[name], "input_val") for name in ("EXP", "LOG", "SQRT"))
+recip, abs, neg = (op_block(TARGETS[name], "input_val") for name in ("RECIP", "ABS", "NEG"))
+sin, cos, tan = (op_block(TARGETS[name], "input_val") for name in ("SIN", "COS", "TAN"))
+sinh, cosh = (op_block(TARGETS[name], "input_val") for name in ("SINH", "COSH"))
+asin, acos, atan = (op_block(TARGETS[name], "input_val") for name in ("ASIN", "ACOS", "ATAN"))
+asinh, acosh, atanh = (op_block(TARGETS[name], "input_val") for name in ("ASINH", "ACOSH", "ATANH"))
+ceil, floor, round = (op_block(TARGETS[name], "input_val") for name in ("CEIL", "FLOOR", "ROUND"))
+erf, sign, isinf = (op_block(TARGETS[name], "input_val") for name in ("ERF", "SIGN", "ISINF"))
+logical_not, isnan = op_block(TARGETS["NOT"], "input_val"), op_block(TARGETS["ISNAN"], "input")
 expm1, log10, log2, log1p, trunc, bitwise_not, nonzero = (
-    of_call(op.default, "input_val")
+    op_block(op.default, "input_val")
     for op in (aten.expm1, aten.log10, aten.log2, aten.log1p, aten.trunc, aten.bitwise_not, aten.nonzero)
 )
-sym_not = of_call(aten.logical_not.default, "input_val")
+sym_not = op_block(aten.logical_not.default, "input_val")
 convert_unary = block(
     lambda operation_type, input_val: call(TARGETS[operation_type.name], input_val),
     "The layer of a ``trt.UnaryOperation``, with eager's dtypes.",
@@ -44,7 +44,7 @@ scalar_tensor = block(
 
 @block
 def native_dropout(input_val: Argument, p: float, train: bool | None = False) -> Expression:
-    """Return [tensor, mask]: outside training the tensor is unchanged, and the mask is True."""
+    """Return [tensor, mask] for inference: the tensor is unchanged, and the mask is True at all elements."""
     require(
         not train, "impl.unary.native_dropout", "random numbers are never frozen into an engine", "pass train=False"
     )

@@ -2,7 +2,7 @@
 
 import torch
 
-from pipeline.compat.torch_tensorrt.blocks import aten, of_call
+from pipeline.compat.torch_tensorrt.blocks import aten, op_block
 
-unsqueeze = of_call(aten.unsqueeze.default, "input", "dim")
-broadcast_in_dim = of_call(torch.ops.prims.broadcast_in_dim.default, "input_t", "shape", "broadcast_dimensions")
+unsqueeze = op_block(aten.unsqueeze.default, "input", "dim")
+broadcast_in_dim = op_block(torch.ops.prims.broadcast_in_dim.default, "input_t", "shape", "broadcast_dimensions")

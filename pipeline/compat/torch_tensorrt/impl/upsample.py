@@ -24,10 +24,10 @@ def upsample(
     mode: str,
     align_corners: bool,
 ) -> Expression:
-    """aten.upsample_*.vec by ``mode`` and how many dims are resized; a size, or else scales, for each of them"""
+    """Resize all dims after the second to a size, or by scale factors, with the aten.upsample_*.vec of ``mode``."""
     dims = len(input.shape) - 2
     known = mode == "nearest" or (mode, dims) in SMOOTH
-    require(known, "impl.upsample.upsample", f"{mode!r} does not resize {dims} dims", "linear, bilinear, … by rank")
+    require(known, "impl.upsample.upsample", f"{mode!r} does not resize {dims} dims", "pass a mode for these dims")
     given = (None if size is None else list(size), None if size is not None else [float(s) for s in scale_factor or ()])
     if mode == "nearest":
         return call(NEAREST[dims], input, *given)
