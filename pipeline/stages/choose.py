@@ -319,8 +319,7 @@ def _should_be_measured(compiled: Compiled) -> bool:
     settings = compiled.settings
     asked = settings.faster_in_torch and settings.load_built_engines and not settings.require_full_compilation
     if compiled.program.sharding is not None:  # all ranks have to be there, and it takes memory of each
-        asked = asked and isinstance(settings.measurements, str)
-        asked = asked and _has_its_gpu(compiled) and runs_without_ranks(compiled)
+        asked &= isinstance(settings.measurements, str) and _has_its_gpu(compiled) and runs_without_ranks(compiled)
     layers = (layer for network in compiled.networks for layer in network.layers if layer.kind == "CONVOLUTION")
     least = GROUPED if any(layer.attribute("num_groups") > 1 for layer in layers) else LARGE
     large = settings.torch_compile is not None or tensor_bytes(compiled.program) >= least

@@ -63,7 +63,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "engine builds": (920, ("build/",)),
     "runtime": (5_310, ("runtime/",)),
     "files and the engine cache": (4_810, ("artifact/",)),
-    "verification": (2_580, ("verification/",)),
+    "verification": (2_591, ("verification/",)),
     "profiles": (1_040, ("profiling/",)),
     "reports": (980, ("viewing/",)),
     "command line": (1_720, ("cli/",)),
