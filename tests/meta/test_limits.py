@@ -71,7 +71,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "facts of operators": (1_990, ("aten/",)),
     "sizes": (1_190, ("shapes/",)),
     "stages": (
-        3_660,
+        3_661,
         (
             "stages/",
             "compose/",
