@@ -1,8 +1,8 @@
 """``python -m benchmarks.passages --seed N``: draw sixty passages of the project for a reader who has not seen it.
 
 The reader says of each whether a fluent engineer understands it at first reading; docs/testing.md has the goal. A
-passage is shown as people meet it: a signature with its module and class, a message whole, with what its variables were
-assigned, a paragraph below its page's title and heading.
+passage is shown as people meet it: a docstring below its signature, a signature without a docstring with its module and
+class, a message whole, with what its variables were assigned, a paragraph below its page's title and heading.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def docstrings() -> Iterator[str]:
 
 
 def signatures() -> Iterator[str]:
-    """Yield the signature of each function and method but for special methods."""
+    """Yield the signature of each function and method that has no docstring, but for special methods."""
     for path, tree in modules():
         for name, node in definitions(tree):
-            if isinstance(node, Function) and not node.name.startswith("__"):
+            if isinstance(node, Function) and not node.name.startswith("__") and not ast.get_docstring(node):
                 yield f"{path}: {signature(name, node)}"
 
 
@@ -107,7 +107,7 @@ def paragraphs() -> Iterator[str]:
     ]:
         title = heading = ""
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-        for block in re.split(r"\n\s*\n", text):
+        for block in re.split(r"\n\s*\n|\n(?=- )", text):
             if block.startswith("#"):
                 title, heading = (title or block.splitlines()[0]), block.splitlines()[0]
             elif len(block.split()) > 8 and not block.lstrip().startswith(("|", "<", "!")):

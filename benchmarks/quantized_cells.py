@@ -38,7 +38,7 @@ quantized, and the part after `;` if weight and activations are quantized:
 - `activations`: the activations' quantize/dequantize pair is fused into the matmul.
 - `emulated`: TensorRT has no quantized layer for this kind, so elementwise layers of the engine compute the same
   numbers, without a low-precision kernel.
-- `PyTorch`: the quantize operator runs in PyTorch, for the reason with that number below the table.
+- `PyTorch (n)`: the quantize operator runs in PyTorch; reason n is below the table.
 
 """
 SIZE: Final = 64

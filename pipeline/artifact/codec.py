@@ -184,7 +184,7 @@ def _mapping_rule(key_type: Any, value_type: Any) -> Rule:
         found = pairs.read(data)
         mapping: FrozenDict[Any, Any] = FrozenDict(found)
         if len(mapping) != len(found):
-            raise MalformedError("a mapping has the same key twice")
+            raise MalformedError(f"a mapping has the same key twice: {_excerpt(data)}")
         return mapping
 
     return Rule(lambda mapping: pairs.write(mapping.items()), read)

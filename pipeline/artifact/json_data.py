@@ -56,7 +56,7 @@ def _refuse_nan_or_infinity(text: str) -> NoReturn:
 def _check_characters(text: str) -> None:
     """Raise an error if JSON text has a control character or a lone surrogate."""
     if found := _CONTROL.search(text):
-        raise ArtifactError(f"a string has the control character {found.group()!r}")
+        raise ArtifactError(f"the JSON text has the control character {found.group()!r}, which no saved text has")
     first = 0
     for found in _ESCAPE.finditer(text):
         code = int(found.group(1), 16) if found.group(1) else {"b": 8, "f": 12, "r": 13}.get(found.group(2), 32)
@@ -66,4 +66,4 @@ def _check_characters(text: str) -> None:
         if first and text[found.end() : found.end() + 2] != "\\u":
             raise ArtifactError("a string has a lone surrogate")
         if _CONTROL.match(chr(code)):
-            raise ArtifactError(f"a string has the control character {chr(code)!r}")
+            raise ArtifactError(f"the JSON text has the control character {chr(code)!r}, which no saved text has")

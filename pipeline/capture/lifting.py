@@ -111,7 +111,7 @@ def _lifted_tensors(
         if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             value = exported.constants.get(target)
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            why = f"the model has the attribute {name} of type {kind}: a program can contain only tensors"
+            why = f"forward reads the attribute {name} of type {kind}, but a program can store only tensors"
             raise CaptureError(GENERATOR_MESSAGE if isinstance(value, torch.Generator) else why)
         tensor = module_tensors.get(target) if isinstance(tensors[target], FakeTensor) else tensors[target]
         if tensor is None:

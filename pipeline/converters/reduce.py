@@ -112,7 +112,7 @@ def check_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Re
     low, high = argument(node, "min"), argument(node, "max")
     if not argument(node, "self").meta["val"].is_floating_point():
         low, high = int(low), int(high)
-    return low < high or Rejection("min equals max, so the bins span the data's range", "pass min and max")
+    return low < high or Rejection("min equals max, so the bins span the data's range", "pass a min below max")
 
 
 @converts(aten.histc.default, validator=check_range)

@@ -279,7 +279,7 @@ class _NetworkReader:
         if weight is None:
             raise ValueError(f"no name was recorded for {kind} ({weights.count} x {weights.dtype})")
         if math.prod(weight.shape) != weights.count:
-            raise ValueError(f"{kind} has {weights.count} elements, but the weight recorded for it is {weight}")
+            raise ValueError(f"{kind} has {weights.count} elements, but its recorded weight is {weight}")
         if self.weights.setdefault(weight.name, weight) != weight:
             raise ValueError(f"two weights have the name {weight.name!r}: {weight} and {self.weights[weight.name]}")
         return weights.role, weight.name
