@@ -80,14 +80,13 @@ def capture(
         with without_autocast():
             warn_of_assumptions(exported, notes)
             program = program_of_export(exported, notes, settings)
-            checks = (check_dtypes, check_resizes, _add_values_of_read_buffers)
-            for step in (flatten_subclasses, mark_decisions, insert_constants, *checks):
+            for step in (flatten_subclasses, mark_decisions, insert_constants, check_dtypes, check_resizes):
                 program = step(program, notes)
-            program = local.add_sharding(add_profiles(program, notes))
+            program = local.add_sharding(add_profiles(_add_read_numbers(program, notes), notes))
     return record_origin(evolve(name_outputs(program, output_names), signature=signature_of(model)), model)
 
 
-def _add_values_of_read_buffers(program: Program, notes: ExportNotes) -> Program:
+def _add_read_numbers(program: Program, notes: ExportNotes) -> Program:
     """Return the program with the values of the buffers that Python read: its graph is valid for these values only."""
     read = ((name, program.parameters[name]) for name in sorted(notes.reads & program.parameters.keys()))
     numbers = {place: number for name, buffer in read for place, number in named_buffer_numbers(name, buffer)}

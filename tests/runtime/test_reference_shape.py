@@ -41,7 +41,7 @@ def test_shuffle_reshapes_between_its_transposes() -> None:
 
 def test_zero_is_a_placeholder_or_a_size() -> None:
     assert shuffled(torch.ones(2, 3), dims=(0, 3, 1)).shape == (2, 3, 1)
-    assert shuffled(torch.ones(0, 3), dims=(0, 5), with_zero=False).shape == (0, 5)
+    assert shuffled(torch.ones(0, 3), dims=(0, 5), zero=False).shape == (0, 5)
 
 
 def test_shuffle_to_a_shape_that_is_an_input() -> None:
