@@ -94,8 +94,8 @@ calls are enqueued.
   convolutions at the speed of one large matmul; all weights, inputs and outputs at the speed of a copy. *Share* is the
   floor divided by our time.
 - *Error* is our error divided by eager's error in the same dtype; both are differences from the float32 result. The
-  limit is 2. Convolutional networks may have 4; they reach 2 with `use_fp32_acc=True` (rows *exact*). `routed` models
-  choose experts by their data, so a small difference can change the result, and no error is given.
+  limit is 2. Convolutional networks may have 4; they stay within 2 with `use_fp32_acc=True` (rows *exact*). `routed`
+  models choose experts by their data, so a small difference can change the result, and no error is given.
 """
 REAL_COLUMNS = ["model", "dtype", "on", "ours", "best other", "", "ratio", "floor", "share", "error"]
 ZOO_HEAD = """

@@ -13,7 +13,7 @@ import torch
 from attrs import field
 from torch.export import Dim
 
-from pipeline.records.wording import check_field_names, did_you_mean, kind_of, refuse_assignment
+from pipeline.records.wording import did_you_mean, kind_of, refuse_assignment, with_argument_advice
 
 _SHORT = {"b": "bool", "u": "uint", "i": "int", "f": "float", "fp": "float", "bf": "bfloat", "c": "complex"}
 _DIM = re.compile(r"\d+(\.\.\d+){0,2}", re.ASCII)
@@ -139,7 +139,7 @@ def unwrap_constant(value: object) -> object:
 
 
 @refuse_assignment("make another")
-@check_field_names(_field_advice, "Input(shape, dtype=…) takes one shape, as (4, 8), and the other fields by name")
+@with_argument_advice(_field_advice, "Input(shape, dtype=…) takes one shape, as (4, 8), and the other fields by name")
 @attrs.frozen
 class Input:
     """One input of a model: a dtype, and either one `shape` or the range from `min_shape` to `max_shape`.

@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from pipeline.records.executed_ops import TorchExecuted, entry_matches_node, entry_name, to_executed_entries
-from pipeline.records.wording import check_field_names, did_you_mean, one_of, refuse_assignment
+from pipeline.records.wording import did_you_mean, one_of, refuse_assignment, with_argument_advice
 from pipeline.settings_migration import ELSEWHERE
 
 
@@ -115,7 +115,7 @@ def hint_for_unknown_setting(name: str) -> str:
 
 
 @refuse_assignment("settings.evolve(name=value) returns a changed copy")
-@check_field_names(hint_for_unknown_setting, "settings are given by name, as min_block_size=1")
+@with_argument_advice(hint_for_unknown_setting, "settings are given by name, as min_block_size=1")
 @attrs.frozen(kw_only=True, repr=False)
 class CompilationSettings:
     """Compilation settings: immutable and hashable. `evolve` returns a changed copy; `repr` shows changed fields.

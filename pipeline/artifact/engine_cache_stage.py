@@ -56,8 +56,8 @@ class EngineRequest:
         """Return the engine of a cache entry, refitted if its weights differ; None if it cannot be refitted."""
         found = evolve(
             make_engine(self.order, Plan(entry.digest, entry.library), plan),
-            bindings=_map_names(self.form.bindings, entry.bindings),
-            weights=_map_names(self.form.weights, entry.weights),
+            bindings=_map_to_entry_names(self.form.bindings, entry.bindings),
+            weights=_map_to_entry_names(self.form.weights, entry.weights),
         )
         held = dict(zip(self.form.weights, entry.values, strict=True))
         changed = {name for name, value in self.values.items() if held[name] != value}
@@ -79,9 +79,9 @@ class Cached:
     name: str = field(default="build", repr=False)
 
     @store.validator
-    def _check_store(self, _: object, value: object) -> None:
-        if isinstance(value, type) or not isinstance(value, EngineStore):
-            raise TypeError(f"store is {value!r}: expected an object with the methods load(key) and save(key, data)")
+    def _check_store(self, _: object, store: object) -> None:
+        if isinstance(store, type) or not isinstance(store, EngineStore):
+            raise TypeError(f"store is {store!r}: expected an object with the methods load(key) and save(key, data)")
 
     def __call__(self, converted: Converted) -> Built:
         """Return the engines of all networks; equal networks share one plan."""
@@ -180,7 +180,7 @@ def _select_networks(converted: Converted, indices: Sequence[int]) -> Converted:
     )
 
 
-def _map_names(network_names: Sequence[str], entry_names: Sequence[str]) -> FrozenDict[str, str]:
+def _map_to_entry_names(network_names: Sequence[str], entry_names: Sequence[str]) -> FrozenDict[str, str]:
     if len(network_names) != len(entry_names):
         raise CorruptEntryError("the entry's engine has another number of inputs, outputs or weights than the network")
     return map_differing_names(network_names, entry_names)

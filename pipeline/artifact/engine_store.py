@@ -87,13 +87,13 @@ def as_file_store(store: EngineStore) -> FileStore:
     return store if isinstance(store, FileStore) else StoreInMemory(store)
 
 
-def _to_cache_folder(value: str | os.PathLike[str] | None) -> Path:
-    return cache_folder("engines") if value is None else Path(value).expanduser()
+def _to_cache_folder(folder: str | os.PathLike[str] | None) -> Path:
+    return cache_folder("engines") if folder is None else Path(folder).expanduser()
 
 
-def _check_size_limit(_: object, __: object, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise TypeError(f"size is {value!r}: expected a number of bytes, such as 5 << 30 for 5 GiB")
+def _check_size_limit(_: object, __: object, size: object) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise TypeError(f"size is {size!r}: expected a number of bytes, such as 5 << 30 for 5 GiB")
 
 
 @frozen

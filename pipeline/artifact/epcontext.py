@@ -76,7 +76,7 @@ def _export_obstacles(compiled: Compiled) -> Iterator[str]:
     kinds = [segment.kind for segment in partitioned.segments]
     if kinds == ["engine"]:
         yield from map(_port_obstacle, (*inputs_of(program), *partitioned.segments[0].outputs))
-        yield from _output_obstacles(compiled)
+        yield from _onnx_obstacles_of_outputs(compiled)
         yield from _engine_obstacles(compiled)
     else:
         yield f"it has {len(kinds)} segments, expected one engine"
@@ -95,7 +95,7 @@ def _port_dtype(port: Port) -> torch.dtype:
     return port.dtype or torch.int64
 
 
-def _output_obstacles(compiled: Compiled) -> Iterator[str]:
+def _onnx_obstacles_of_outputs(compiled: Compiled) -> Iterator[str]:
     computed = {port.name for port in compiled.partitioned.segments[0].outputs}
     names: dict[str, str] = {}
     for name, output in _named_result_outputs(compiled):

@@ -307,15 +307,15 @@ class _Describer(Loader):
         return None
 
     def build_graph(self, graph: SavedGraph) -> torch.fx.GraphModule:
-        module = super().build_graph(_without_calls(graph))
+        module = super().build_graph(_without_operator_lookups(graph))
         for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
             if row.calls and row.op == "call_function":
                 node.target = op_names.find_callable(row.target) or node.target
         return module
 
 
-def _without_calls(graph: SavedGraph) -> SavedGraph:
-    inner = tuple((path, _without_calls(each)) for path, each in graph.graphs)
+def _without_operator_lookups(graph: SavedGraph) -> SavedGraph:
+    inner = tuple((path, _without_operator_lookups(each)) for path, each in graph.graphs)
     return evolve(graph, nodes=tuple(evolve(row, calls=False) for row in graph.nodes), graphs=inner)
 
 

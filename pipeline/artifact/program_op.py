@@ -122,7 +122,7 @@ def run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
     """Run a compiled program: the implementation of the operator ``pipeline::run`` (see `artifact.run_op`)."""
-    module = _find_or_load_module(program, _module_key_of_call(facts))
+    module = _find_or_load_module(program, _module_key_in_facts(facts))
     given: dict[str, Iterator[Leaf]] = {"tensor": iter(inputs), "symint": iter(sizes)}
     ports = module.program.inputs
     leaves = [next(given[_input_kind(port)]) if _input_kind(port) in given else port.value for port in ports]
@@ -132,8 +132,8 @@ def run(
 
 
 @lru_cache(maxsize=256)
-def _module_key_of_call(facts: str) -> str:
-    return str(json.loads(facts)["key"])
+def _module_key_in_facts(facts_json: str) -> str:
+    return str(json.loads(facts_json)["key"])
 
 
 def _find_or_load_module(program_bytes: torch.Tensor | None, module_key: str) -> CompiledModule:

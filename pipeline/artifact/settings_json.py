@@ -24,8 +24,8 @@ class SavedPredicate:
         self.__module__, _, self.__qualname__ = name.rpartition(".")
 
     def __call__(self, path: str) -> bool:
-        why = "a saved program has the name of a predicate, not its code"
-        raise ArtifactError(f"torch_executed_ops has the predicate {entry_name(self)}, which cannot be called: {why}")
+        why = f"the predicate {entry_name(self)} of torch_executed_ops cannot be called: a file has only its name"
+        raise ArtifactError(why, "pass torch_executed_ops again, with the function, to compile again")
 
 
 def to_json(settings: CompilationSettings) -> FrozenDict[str, JsonData]:

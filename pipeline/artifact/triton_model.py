@@ -36,10 +36,10 @@ class TritonPythonModel:
     def execute(self, requests: list[Leaf]) -> list[Leaf]:
         """Return a response for each request, in order."""
         responses: list[Leaf] = []
-        for _, group in groupby(((request, self._inputs(request)) for request in requests), self._batch_key):
+        for _, group in groupby(((request, self._inputs_of(request)) for request in requests), self._batch_key):
             rows = [values for _, values in group]
             try:
-                responses += [pb_utils.InferenceResponse(self._tensors(found)) for found in self._outputs(rows)]
+                responses += [pb_utils.InferenceResponse(self._to_triton(found)) for found in self._outputs_of(rows)]
             except Exception as error:
                 failed = pb_utils.TritonError(f"{type(error).__name__}: {error}")
                 responses += [pb_utils.InferenceResponse([], failed) for _ in rows]
@@ -48,7 +48,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         del self.module, self.compiled
 
-    def _inputs(self, request: Leaf) -> dict[str, Leaf]:
+    def _inputs_of(self, request: Leaf) -> dict[str, Leaf]:
         given = {port.name: pb_utils.get_input_tensor_by_name(request, port.name) for port in self.inputs}
         return {port.name: taken(port, dlpack.from_dlpack(given[port.name].to_dlpack())) for port in self.inputs}
 
@@ -57,7 +57,7 @@ class TritonPythonModel:
         request, values = row
         return [v.shape[1:] for v in values.values()] if self.batched else id(request)
 
-    def _outputs(self, rows: list[dict[str, Leaf]]) -> list[dict[str, Leaf]]:
+    def _outputs_of(self, rows: list[dict[str, Leaf]]) -> list[dict[str, Leaf]]:
         with torch.cuda.device(self.device):
             if len(rows) == 1:
                 return [called_by_name(self.compiled.program, self.module, rows[0])]
@@ -67,7 +67,7 @@ class TritonPythonModel:
             parts = {name: value.split(counts) for name, value in found.items()}
             return [{name: part[i] for name, part in parts.items()} for i in range(len(rows))]
 
-    def _tensors(self, found: dict[str, Leaf]) -> list[Leaf]:
+    def _to_triton(self, found: dict[str, Leaf]) -> list[Leaf]:
         rows = ((name, sent(found[name])) for name in self.outputs)
         return [
             pb_utils.Tensor(name, value.numpy())

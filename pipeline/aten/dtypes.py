@@ -1,4 +1,4 @@
-"""Find values whose dtype eager refuses on every device, although torch's fake tensors accept it."""
+"""Find operator calls whose dtypes eager refuses on every device, although torch's fake tensors accept them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class DtypeViolation:
 
 
 def find_dtype_violations(node: torch.fx.Node) -> Iterator[DtypeViolation]:
-    """Yield the arguments of a call whose dtype eager refuses, always or because another argument's dtype differs."""
+    """Yield a call's arguments of a dtype that eager refuses, always or because another argument has another dtype."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")

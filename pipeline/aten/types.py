@@ -1,4 +1,4 @@
-"""Define names for ATen's operators, and type aliases for graphs, calls and pytrees, which torch types loosely."""
+"""Define names for ATen's operators, and types for graphs, calls and pytrees, for which torch's are too loose."""
 
 from __future__ import annotations
 

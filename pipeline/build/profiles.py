@@ -1,4 +1,4 @@
-"""Determine an engine's optimization profiles: the ranges of its input sizes in each profile of the program."""
+"""Determine an engine's optimization profiles: for each profile of the program, the ranges of the input sizes."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def _keeps_dtype(node: Node) -> bool:
 
 
 def _is_removable_copy(node: Node) -> bool:
-    """Return whether the source of a ``copy_`` can replace it: dtype, shape, device match; nothing else reads it."""
+    """Return whether a ``copy_`` can be replaced by its source, which it neither converts nor shares with readers."""
     source = node.args[1]
     if not isinstance(source, Node) or source.op == "placeholder" or len(source.users) > 1:
         return False

@@ -76,7 +76,7 @@ class Run:
 
     def emit(self, event: Event) -> None:
         """Send an event to every observer in turn; progress that an observer reports is ignored."""
-        with _reporting_to(None, ""):
+        with _send_reports_to(None, ""):
             for observer in tuple(self._observers):
                 try:
                     observer(event)
@@ -90,7 +90,7 @@ class Run:
         self.emit(Event("started", stage, record=record))
         start = perf_counter()
         try:
-            result = interruptible(_reporting_to(self.emit, stage)(function))()
+            result = interruptible(_send_reports_to(self.emit, stage)(function))()
         except BaseException as error:
             error.add_note(f"in stage {stage!r} of the pipeline")
             self.emit(Event("failed", stage, perf_counter() - start, record, detail=f"{type(error).__name__}: {error}"))
@@ -100,7 +100,7 @@ class Run:
 
 
 @contextmanager
-def _reporting_to(notify: Callable[[Event], None] | None, stage: str) -> Iterator[None]:
+def _send_reports_to(notify: Callable[[Event], None] | None, stage: str) -> Iterator[None]:
     tokens = _progress.set(notify), _stage.set(stage)
     try:
         yield

@@ -43,7 +43,7 @@ def register_torch_trt_decomposition(
         table: MutableMapping[Op, Decomposition] = {} if registry is None else registry
         for each in operators:
             if table.setdefault(each, function) is not function:
-                raise ValueError(f"the dict passed as registry already decomposes {each}: remove it first")
+                raise ValueError(f"the dict passed as registry already decomposes {each}: delete this key first")
         return attach(function, ATTRIBUTE, operators)
 
     return declare

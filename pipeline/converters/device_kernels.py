@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeline.aten.preserved_composites import STAND_INS
 from pipeline.aten.types import aten
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-from pipeline.converters.normalization import native_batch_norm
+from pipeline.converters.normalization import Opt, native_batch_norm
 from pipeline.shapes.environment import shape_of
 
 Ints = list[int]
@@ -119,15 +119,15 @@ def _cudnn_recurrent_layer(
     return output, hy, cy[0] if cy else input.new_zeros((0,), dtype=torch.float32), None, None
 
 
-def _sum_given(*gates: Tensor | None) -> Tensor:
+def _sum_without_none(*gates: Tensor | None) -> Tensor:
     first, *rest = (gate for gate in gates if gate is not None)
     return sum(rest, first)
 
 
 def _lstm_cell(
     input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None
-) -> Any:
-    i, f, g, o = _sum_given(input_gates, input_bias, hidden_gates, hidden_bias).chunk(4, 1)
+) -> tuple[Tensor, Tensor, Tensor]:
+    i, f, g, o = _sum_without_none(input_gates, input_bias, hidden_gates, hidden_bias).chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     cy = f * cx + i * g
     return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
@@ -135,22 +135,22 @@ def _lstm_cell(
 
 def _gru_cell(
     input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None
-) -> Any:
-    r, z, n = _sum_given(input_gates, input_bias).chunk(3, 1)
-    hr, hz, hn = _sum_given(hidden_gates, hidden_bias).chunk(3, 1)
+) -> tuple[Tensor, None]:
+    r, z, n = _sum_without_none(input_gates, input_bias).chunk(3, 1)
+    hr, hz, hn = _sum_without_none(hidden_gates, hidden_bias).chunk(3, 1)
     r, z = (r + hr).sigmoid(), (z + hz).sigmoid()
     n = (n + r * hn).tanh()
     return (hx - n) * z + n, None
 
 
 def _lstm_step(
-    input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
-) -> Any:
+    input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Opt, b_hh: Opt
+) -> tuple[Tensor, Tensor]:
     linear = torch.nn.functional.linear
     return _lstm_cell(linear(input, w_ih, b_ih), linear(hx[0], w_hh, b_hh), hx[1], None, None)[:2]
 
 
-def _gru_step(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None) -> Any:
+def _gru_step(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Opt, b_hh: Opt) -> Tensor:
     linear = torch.nn.functional.linear
     return _gru_cell(linear(input, w_ih, b_ih), linear(hx, w_hh, b_hh), hx, None, None)[0]
 
@@ -226,8 +226,8 @@ def _flash_attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool,
 
 
 def _cpu_flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: Any
-) -> Any:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Opt, is_causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
     return _attention_and_logsumexp(query, key, value, attn_mask, is_causal, scale)
 
 
@@ -248,7 +248,7 @@ def _like_efficient_kernel(
     return result, torch.nn.functional.pad(sums, (0, -length % 32), value=math.inf)
 
 
-def _efficient_attention(attn_bias: Tensor | None, is_causal: bool, **arguments: Any) -> Any:
+def _efficient_attention(attn_bias: Opt, is_causal: bool, **arguments: Any) -> tuple[Tensor | None, ...]:
     return *_like_efficient_kernel(bias=attn_bias, causal=is_causal, **arguments), None, None
 
 

@@ -49,10 +49,10 @@ def check_dequantize(node: torch.fx.Node, settings: CompilationSettings) -> bool
     for dim, (size, each) in enumerate(zip(shape, block, strict=True)):
         if len(sizes) and each > 1 and size % each:
             return Rejection(f"the block size {each} does not divide dim {dim} of the weight, {size}")
-    return _check_dtype(node) and check_quantization_support(node, settings)
+    return _check_result_dtype(node) and check_quantization_support(node, settings)
 
 
-def _check_dtype(node: torch.fx.Node) -> bool | Rejection:
+def _check_result_dtype(node: torch.fx.Node) -> bool | Rejection:
     dtype = node.meta["val"].dtype
     return dtype in FLOATS or Rejection(f"the tensor is {dtype}; TensorRT quantizes only {FLOATS}")
 
@@ -62,7 +62,7 @@ def check_fake_quantize(node: torch.fx.Node, settings: CompilationSettings) -> b
     scale = argument(node, "scale")
     if isinstance(scale, torch.fx.Node) and scale.op != "placeholder":
         return Rejection("the quantization scale is computed at run time; TensorRT supports constant scales only")
-    return _check_dtype(node) and check_quantization_support(node, settings)
+    return _check_result_dtype(node) and check_quantization_support(node, settings)
 
 
 def reaches_quantized_convolution(node: torch.fx.Node | None) -> bool:
@@ -85,7 +85,7 @@ def check_block_quantization(node: torch.fx.Node, settings: CompilationSettings)
         return Rejection(f"the rank is {value.dim()}; TensorRT computes scales of blocks for ranks 2 and 3 only")
     if value.shape[-1] % size:
         return Rejection(f"the block size {size} does not divide the last dim, {value.shape[-1]}")
-    return _check_dtype(node) and check_quantization_support(node, settings)
+    return _check_result_dtype(node) and check_quantization_support(node, settings)
 
 
 @converts(operators.dequantize.default, validator=check_dequantize)

@@ -52,11 +52,11 @@ class SupportRow:
 
 def support_table(registry: Lookup) -> tuple[SupportRow, ...]:
     """Return the rows of the support table, one for each target in the registry, sorted by name."""
-    rows = (_make_row(target, declarations) for target, declarations in registry.candidates.items())
+    rows = (_make_support_row(target, declarations) for target, declarations in registry.candidates.items())
     return tuple(sorted(rows, key=lambda row: row.target))
 
 
-def _make_row(target: Target, declarations: tuple[Declaration, ...]) -> SupportRow:
+def _make_support_row(target: Target, declarations: tuple[Declaration, ...]) -> SupportRow:
     supports = [declaration.support for declaration in declarations]
     limits = dict.fromkeys(validator_summary(s.capability_validator) for s in supports if s.capability_validator)
     return SupportRow(

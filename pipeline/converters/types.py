@@ -49,7 +49,7 @@ def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True)
             given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
             for key, allowed in types.items():
                 if given.get(key) is not None:
-                    given[key] = _check_argument(ctx, target, name, key, given[key], allowed, promote)
+                    given[key] = _allowed_value(ctx, target, name, key, given[key], allowed, promote)
             positional = tuple(given[position] for position in range(len(args)))
             return converter(ctx, target, positional, {key: given[key] for key in kwargs}, name)
 
@@ -58,7 +58,7 @@ def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True)
     return decorate
 
 
-def _check_argument(ctx: Any, target: Any, name: str, key: int | str, value: Any, allowed: Types, promote: bool) -> Any:
+def _allowed_value(ctx: Any, target: Any, name: str, key: int | str, value: Any, allowed: Types, promote: bool) -> Any:
     if isinstance(value, allowed):
         return value
     if promote and (goal := _promotion_target(value, allowed)) is not None:

@@ -69,7 +69,7 @@ def unary_function(net: Net, block_and_arguments: tuple[Any, ...], *operands: Va
 
 @converts(aten.log_sigmoid_forward.default)
 def log_sigmoid_forward(net: Net, input: Value) -> tuple[ITensor | None, ...]:
-    """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer). Only a backward pass needs the buffer."""
+    """log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer). Only a backward pass reads the buffer."""
     return cast_to_result(net, activation.log_sigmoid(net, input)), None
 
 

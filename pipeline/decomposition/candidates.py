@@ -81,15 +81,15 @@ class CallSearch:
                 if function is not self.choices.registered_for(call.target):
                     raise
                 continue  # the error of a registered one is reported where it is used
-            if template is not None and self._leads_to_wanted(template, given):
+            if template is not None and self._leads_to_wanted_call(template, given):
                 return function
         return None
 
-    def _leads_to_wanted(self, template: Template, constant: tuple[bool, ...]) -> bool:
-        key = (template.key, constant)
+    def _leads_to_wanted_call(self, template: Template, is_constant_argument: tuple[bool, ...]) -> bool:
+        key = (template.key, is_constant_argument)
         if key not in self.known:
             self.known[key] = False  # during its own search: a recursive operator adds nothing new
-            self.known[key] = self.find_wanted(template.graph, iter(constant)) is not None
+            self.known[key] = self.find_wanted(template.graph, iter(is_constant_argument)) is not None
         return self.known[key]
 
     def find_wanted(self, graph: torch.fx.Graph, constant_inputs: Iterator[bool] | None = None) -> Node | None:

@@ -88,7 +88,7 @@ def _balanced_divisor(size: int) -> int | None:
 
 def _transform_along(z: Argument, dim: int, forward: bool) -> Pair:
     """Return the unnormalized transform of a pair or a real tensor along a dim."""
-    last = _map_parts(z, lambda p: p.movedim(dim, -1))
+    last = _map_pair(z, lambda p: p.movedim(dim, -1))
     return Pair(*(p.movedim(-1, dim) for p in _transform_last_dim(last, -1 if forward else 1)))
 
 
@@ -102,12 +102,12 @@ def _transform_last_dim(z: Argument, sign: int) -> Argument:
     a = _balanced_divisor(size)
     assert a is not None
     b = size // a
-    apart = _map_parts(z, lambda p: p.unflatten(-1, (a, b)).mT)
+    apart = _map_pair(z, lambda p: p.unflatten(-1, (a, b)).mT)
     turned = multiply(_transform_last_dim(apart, sign), _root_matrix(size, b, a, sign, like))
-    return _map_parts(_transform_last_dim(_map_parts(turned, lambda p: p.mT), sign), lambda p: p.mT.flatten(-2))
+    return _map_pair(_transform_last_dim(_map_pair(turned, lambda p: p.mT), sign), lambda p: p.mT.flatten(-2))
 
 
-def _map_parts(z: Argument, function: Target) -> Argument:
+def _map_pair(z: Argument, function: Target) -> Argument:
     return Pair(*map(function, z)) if isinstance(z, Pair) else function(z)
 
 

@@ -20,16 +20,16 @@ class Pair(NamedTuple):
     imag: Argument
 
 
-def bilinear_rule(product: Rule) -> Rule:
+def bilinear_rule(real_rule: Rule) -> Rule:
     """Return the rule of a bilinear operator on pairs: four products of real tensors, or two if an operand is real."""
 
     def rule(a: Argument, b: Argument) -> Pair:
         if not isinstance(a, Pair):
-            return Pair(product(a, b.real), product(a, b.imag))
+            return Pair(real_rule(a, b.real), real_rule(a, b.imag))
         if not isinstance(b, Pair):
-            return Pair(product(a.real, b), product(a.imag, b))
-        real = product(a.real, b.real) - product(a.imag, b.imag)
-        return Pair(real, product(a.real, b.imag) + product(a.imag, b.real))
+            return Pair(real_rule(a.real, b), real_rule(a.imag, b))
+        real = real_rule(a.real, b.real) - real_rule(a.imag, b.imag)
+        return Pair(real, real_rule(a.real, b.imag) + real_rule(a.imag, b.real))
 
     return rule
 
@@ -51,7 +51,7 @@ def angle(z: Pair) -> torch.Tensor:
 
 
 def square_root(z: Pair) -> Pair:
-    """Return the square root with a non-negative real part: first the larger part, then y / (2 * larger)."""
+    """Return the square root of z = x + iy whose real part is not negative; its smaller part is |y| / (2 * larger)."""
     x, y = z
     larger = torch.sqrt((magnitude(z) + x.abs()) / 2)
     smaller = torch.where(larger == 0, larger, y.abs() / (2 * larger))
@@ -81,7 +81,7 @@ def hyperbolic_cosine(z: Pair) -> Pair:
 
 
 def hyperbolic_tangent(z: Pair) -> Pair:
-    """Return (sinh 2x + i sin 2y) / (cosh 2x + cos 2y), with both divided by twice the larger exponential. The
+    """Return tanh(x + iy), (sinh 2x + i sin 2y) / (cosh 2x + cos 2y), both divided by twice the larger exponential. The
     denominator equals 2 (sinh² x + cos² y), a sum without cancellation."""
     x, y = z
     size = x.abs()

@@ -57,7 +57,7 @@ def _inner_control_flow(node: Node) -> Iterator[Node]:
     return (inner for graph in branch_graphs(node) for inner in graph.graph.nodes if _control_flow_name(inner))
 
 
-def _cond_obstacle(node: Node) -> str:
+def _why_keep_cond(node: Node) -> str:
     predicate = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else node.args[0]
     if not isinstance(predicate, torch.Tensor):
         return "a size decides which branch runs, and a branch may be valid for its sizes only"
@@ -83,7 +83,7 @@ def _branch_only_reason(node: Node) -> str:
     return f"{name} in a branch {why}: it must not run unless that branch is taken" * bool(why)
 
 
-def _scan_obstacle(node: Node) -> str:
+def _why_keep_scan(node: Node) -> str:
     steps, body = _scan_step_count(node), branch_graphs(node)
     if not isinstance(steps, int):
         return "the number of loop steps is a dynamic size"
@@ -104,7 +104,7 @@ def _scan_step_count(node: Node) -> object:
     return given[0].meta["val"].shape[0]  # type: ignore[index, union-attr]
 
 
-_OBSTACLE_CHECKS: Final = {"cond": _cond_obstacle, "scan": _scan_obstacle}
+_OBSTACLE_CHECKS: Final = {"cond": _why_keep_cond, "scan": _why_keep_scan}
 
 
 def _is_valid_for_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tensor]) -> bool:

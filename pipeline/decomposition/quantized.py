@@ -165,7 +165,7 @@ class _Normalizer:
     def bind_form(
         self, form: Argument, values: Mapping[str, Argument], extra: tuple[Argument, ...] = (), count: int | None = None
     ) -> BoundForm:
-        """Return a function that calls a form with the known facts about its arguments, and the arguments for it."""
+        """Return a function that calls a form (`FORMS`) with `Facts` and ``extra``, and ``values[:count]`` to pass."""
         tensors = {name: value for name, value in values.items() if isinstance(value, Node)}
         constant = {name for name, value in values.items() if not isinstance(value, Node) or self.constant[value]}
         constant |= {"scale"} if "scales" in constant else set()

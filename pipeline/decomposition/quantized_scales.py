@@ -96,7 +96,7 @@ def quantize_if_enabled(form: Function) -> Function:
 
 
 def can_use_form(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
-    """Return whether an operator's readers allow its form: only operators with forms (which accept float32) read scales
+    """Return whether a form may rewrite an operator: only operators with forms (which accept float32) read scales
     and zero points, and nothing reads a mask."""
     if not isinstance(node.meta.get("val"), tuple | list):
         return True

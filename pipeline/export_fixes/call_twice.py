@@ -107,7 +107,7 @@ class _ValueNumbers:
             self.nodes[node] = self.number_of("constant", _constant_key(constants.get(str(spec.target))))
 
     def begin_second_call(self) -> None:
-        """Begin to number the second call: values that depend on inputs get new numbers, buffers keep their numbers."""
+        """Start the second call: number values that depend on inputs anew, and give buffers their first numbers."""
         self.first = self.nodes
         self.nodes = {n: self.number_of("before", v) if v in self.input_dependent else v for n, v in self.nodes.items()}
         self.nodes.update(self.registered)

@@ -283,7 +283,7 @@ def requested_bounds(requests: Iterable[SizeRequest]) -> dict[str, tuple[int, in
                 )
             ends = max(low, least), min((e for e in (high, most) if e is not None), default=None)
             if ends[1] is not None and ends[0] > ends[1]:
-                raise ValueError(f"equal sizes of inputs have disjoint ranges: {least} to {most}, {low} to {high}")
+                raise ValueError(f"equal sizes need overlapping ranges, got {least} to {most}, {low} to {high}")
             found[symbol] = ends
     return found
 

@@ -134,7 +134,7 @@ def dispatch_with_known_values(
     if state.is_of_model and func not in LIFTS and not func._schema.is_mutable:
         args = _fake_held_tensors(mode, state, args)
     names, places = _source_buffers(args), _written_storages(func, args)
-    found = _run_on_known(mode, state, func, args, kwargs)
+    found = _run_on_values(mode, state, func, args, kwargs)
     if found is NotImplemented:
         with nullcontext() if _has_cpu_kernel(func) else _hide_known_values(mode, func, args):
             found = _call_and_store_largest(func, args, kwargs, lambda: dispatch(mode, func, types, args, kwargs))
@@ -159,23 +159,23 @@ def _call_and_store_largest(func: OpOverload, args: Argument, kwargs: Argument, 
     return made
 
 
-def _run_on_known(mode: FakeTensorMode, state: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
+def _run_on_values(mode: FakeTensorMode, known: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
     """Run an operator on known values; return fake results that store their values, or NotImplemented."""
     leaves, structure = tree_flatten((args, kwargs))
-    if not _can_run_on_known(state, func, leaves):
+    if not _can_run_on_values(known, func, leaves):
         return NotImplemented
     fakes = {id(x.constant): x for x in leaves if isinstance(x, FakeTensor)}
     with no_dispatch():
         positional, named = tree_unflatten([_value_on_cpu(x) for x in leaves], structure)
         found = func(*positional, **named)
     made = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
-    if not all(id(x) in fakes or (type(x) is torch.Tensor and is_small_dense(x, state.max_elements)) for x in made):
+    if not all(id(x) in fakes or (type(x) is torch.Tensor and is_small_dense(x, known.max_elements)) for x in made):
         return NotImplemented
     device = result_device(leaves)
     return tree_map_only(torch.Tensor, lambda x: fakes[id(x)] if id(x) in fakes else _fake_of(mode, x, device), found)
 
 
-def _can_run_on_known(state: Known, func: OpOverload, leaves: Sequence[object]) -> bool:
+def _can_run_on_values(state: Known, func: OpOverload, leaves: Sequence[object]) -> bool:
     """Return whether an operator computes only from known values, or creates a tensor from numbers or a literal."""
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     if any(isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool) for x in leaves):

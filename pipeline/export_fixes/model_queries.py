@@ -1,4 +1,4 @@
-"""Patch what a model can query from torch during a trace: the GPU, and whether an export runs; reject random seeds.
+"""During a trace, answer what a model asks torch (is there a GPU? is an export running?), and reject random seeds.
 
 Models and torch query ``torch.cuda`` for the GPU's properties. torch selects its attention kernel by them, and the
 kernels' results differ in memory layout. If the machine has a GPU, its actual properties are returned.
@@ -33,7 +33,7 @@ def choose_gpu_attention_kernel(orig: Kernel, query: torch.Tensor, *args: Argume
 
 
 def copy_constant(orig: Kernel, self: torch.Tensor, *, device: torch.device | None = None, **rest: object) -> Argument:
-    """Copy a constant during a trace as torch does, but keep its known values on the CPU, since there may be no GPU."""
+    """Copy a constant as torch does in a trace, but copy to the CPU instead of a GPU, since there may be no GPU."""
     return orig(self, device=None if device is not None and device.type == "cuda" else device, **rest)
 
 

@@ -68,7 +68,7 @@ def merge_profiles(
 def _profiles_of_inputs(inputs: Mapping[int, Input]) -> list[list[ProfileRanges]]:
     counts = {len(each.profiles) for each in inputs.values()}
     if len(counts) > 1:
-        raise ValueError(f"inputs have different numbers of profiles: {', '.join(map(str, sorted(counts)))}")
+        raise ValueError(f"inputs need equal numbers of profiles, got {', '.join(map(str, sorted(counts)))}")
     return [
         [
             ProfileRanges(i, {d: Range(*ends) for d, ends in enumerate(zip(*each.profiles[at], strict=True))})

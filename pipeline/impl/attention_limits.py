@@ -80,7 +80,7 @@ def pad_case(case: AttentionCase) -> AttentionCase:
     if case.mask is not None and len(case.mask) > len(case.query):
         return case
     width = padded_head_dim(case.query[-1], case.value[-1])
-    query, key, value = (_pad_shape(shape, width) for shape in (case.query, case.key, case.value))
+    query, key, value = (_shape_in_kernel(shape, width) for shape in (case.query, case.key, case.value))
     return evolve(case, query=query, key=key, value=value)
 
 
@@ -91,7 +91,7 @@ def padded_head_dim(query_head_dim: Any, value_head_dim: Any) -> int | None:
     return PADDED_HEAD if max(query_head_dim, value_head_dim) < HEAD_DIMS[0] else max(query_head_dim, value_head_dim)
 
 
-def _pad_shape(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
+def _shape_in_kernel(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
     *leading, length, head = shape
     return (*leading, *(1,) * (2 - len(leading)), length, head if width is None else width)
 

@@ -203,7 +203,7 @@ def size(net: Net, x: ITensor, dim: int) -> Size:
     if isinstance(known, SymbolicInt):
         return _compute_expression(net, known.expr)
     dim = axis(dim, rank(x))
-    return net.ctx.cached("size", x, lambda: _size_by_slice(net, _shape(net, x), dim), dim)
+    return net.ctx.cached("size", x, lambda: _size_by_slice(net, _shape_of(net, x), dim), dim)
 
 
 @network_query
@@ -228,7 +228,7 @@ def sizes(net: Net, x: ITensor) -> list[Size]:
     return [size(net, x, d) for d in range(rank(x))]
 
 
-def _shape(net: Net, x: ITensor) -> ITensor:
+def _shape_of(net: Net, x: ITensor) -> ITensor:
     return net.ctx.cached("shape", x, lambda: cast(net, net.add("shape", x).get_output(0), torch.int64))
 
 
@@ -278,9 +278,9 @@ def _add_layers_of_expression(net: Net, expr: Any) -> ITensor:
         return _add_layers_of_expression(net, solve_for_symbol(net.ctx, expr))
     if expr.is_Symbol or is_host_int(expr):
         source, dim = net.ctx.symbols[str(expr)]
-        return size_tensor(net, source) if dim is None else _size_by_slice(net, _shape(net, source), dim)
+        return size_tensor(net, source) if dim is None else _size_by_slice(net, _shape_of(net, source), dim)
     if (found := tensor_and_dim_of_size(net.ctx, expr)) is not None:
-        return _size_by_slice(net, _shape(net, found[0]), found[1])
+        return _size_by_slice(net, _shape_of(net, found[0]), found[1])
     layer, operands = operation_of(expr)
     result, *rest = [_compute_expression(net, operand) for operand in operands]
     for other in rest:

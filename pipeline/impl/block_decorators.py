@@ -1,4 +1,4 @@
-"""Define decorators with which building blocks accept a `Net`, or a context and a name as in users' converters."""
+"""Decorate building blocks, so that they can be called with a `Net`, or with a context and a name as in converters."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def bitwise(net: Net, operation: str, a: Value, b: Value) -> ITensor:
 
 
 def is_low_mask(value: Value) -> bool:
-    """Return whether a value is a constant ``2**k - 1``, so that ``x & value`` is a remainder."""
+    """Return whether a value is a constant ``2**k - 1``, so that ``x & value`` is ``x % 2**k``."""
     return isinstance(value, int) and value >= 0 and value & (value + 1) == 0 and value < 1 << 31
 
 
@@ -57,7 +57,7 @@ def _bitwise_and(net: Net, x: ITensor, y: ITensor) -> ITensor:
     pairs = [i & j for i in range(BASE) for j in range(BASE)]
     table = base.constant(net, torch.tensor(pairs, dtype=dtype))
     found = net.add("gather", table, place, 0).get_output(0)
-    weighted = layer(net, "PROD", found, _digit_weights(dtype), dtype)
+    weighted = layer(net, "PROD", found, _powers_of_base(dtype), dtype)
     last = base.rank(x)
     return net.add("reduce", weighted, trt.ReduceOperation.SUM, 1 << last, False).get_output(0)
 
@@ -66,11 +66,11 @@ def _split_into_digits(net: Net, x: ITensor) -> ITensor:
     """Split integers into their two's complement 4-bit digits along a new last dim, the lowest digit first."""
     dtype = base.dtype_of(x)
     spread = base.unsqueeze(net, x, [base.rank(x)])
-    shifted = layer(net, "FLOOR_DIV", spread, _digit_weights(dtype), dtype)
+    shifted = layer(net, "FLOOR_DIV", spread, _powers_of_base(dtype), dtype)
     return _keep_low_bits(net, shifted, BASE - 1)
 
 
-def _digit_weights(dtype: torch.dtype) -> torch.Tensor:
+def _powers_of_base(dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([BASE**k for k in range(torch.iinfo(dtype).bits // BITS)], dtype=dtype)
 
 

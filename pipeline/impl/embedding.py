@@ -60,7 +60,7 @@ def _as_column(net: Net, vector: Value) -> ITensor:
 
 
 def _bag_membership_mask(net: Net, indices: Value, offsets: Value, bag_count: Size, ignored_index: int) -> ITensor:
-    """Return a mask [bags, indices] of which index is in which bag, found by counting the bags that start before it."""
+    """Return a mask [bags, indices], True if the index is in the bag: if so many bags start before the index."""
     index, start = base.tensor(net, indices), base.tensor(net, offsets)
     (count,) = base.known_sizes(net, index)
     place = base.unsqueeze(net, iota(net, [count], [1]), [0])

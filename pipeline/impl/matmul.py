@@ -103,8 +103,8 @@ def _add_matmul_layer(
     op_b: trt.MatrixOperation = trt.MatrixOperation.NONE,
 ) -> ITensor:
     """Add a matmul layer. If its kernel must not round the float32 result to half precision, record this, so that
-    `base.cast` adds a barrier (`halves-behind-matmuls`). With two or more batch dims, RTX 1.4 builds no such kernel in
-    float16, and a wrong one in bfloat16; in float16 also if an operand was computed in float32."""
+    `base.cast` adds a barrier (`halves-behind-matmuls`). With two or more batch dims, RTX 1.4 builds a wrong kernel in
+    bfloat16, and none in float16. In float16 it also builds none if an operand was computed in float32."""
     product: ITensor = net.add("matrix_multiply", x, op_a, y, op_b).get_output(0)
     if product.dtype == trt.float32 and is_avoided(base.ROUNDED):
         if base.rank(product) > 3:

@@ -29,7 +29,7 @@ def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
         return extremum(net, "MAX", x, _window_dims(x, windows), True)
     marks = base.cast(net, is_nan(net, x), base.dtype_of(x))
     highest, marked = (
-        _strip_dims(net, _add_layer(net, each, windows, trt.PoolingType.MAX, windows.padding), windows, base.rank(x))
+        _squeeze_added(net, _add_layer(net, each, windows, trt.PoolingType.MAX, windows.padding), windows, base.rank(x))
         for each in (x, marks)
     )
     dtype = base.dtype_of(x)
@@ -55,7 +55,7 @@ def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, di
         wide = base.barrier(net, wide, "merged-averages")
     pool = _add_layer(net, wide, windows, trt.PoolingType.AVERAGE, padding)
     pool.average_count_excludes_padding = not (count_include_pad and any(padding))
-    result = _strip_dims(net, pool, windows, base.rank(x))
+    result = _squeeze_added(net, pool, windows, base.rank(x))
     if divisor is not None:
         factor = base.constant(net, math.prod(windows.kernel) / divisor, torch.float32, rank=base.rank(x))
         result = base.elementwise(net, "PROD", result, factor)
@@ -81,7 +81,7 @@ def _add_layer(net: Net, x: ITensor, windows: Windows, kind: trt.PoolingType, pa
     return pool
 
 
-def _strip_dims(net: Net, pool: Any, windows: Windows, rank: int) -> ITensor:
+def _squeeze_added(net: Net, pool: Any, windows: Windows, rank: int) -> ITensor:
     result = pool.get_output(0)
     added = base.rank(result) - rank
     flat = len(windows.kernel) == 1

@@ -64,7 +64,7 @@ def dequantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]
     """
     x = constant_codes(net, x, type) if isinstance(x, torch.Tensor) else x
     scales = layer_scale(net, scale, block, dtype)
-    result = _output_with_axis(net.add("dequantize", x, scales, to_trt(dtype)), block)
+    result = _output_after_setting_axis(net.add("dequantize", x, scales, to_trt(dtype)), block)
     return base.barrier(net, result, "int4-by-float32") if (type, dtype) == ("int4", torch.float32) else result
 
 
@@ -72,10 +72,10 @@ def dequantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]
 def quantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]) -> ITensor:
     x = base.tensor(net, x)
     scales = layer_scale(net, scale, block, base.dtype_of(x))
-    return _output_with_axis(net.add("quantize", x, scales, trt_dtype(NAMES[type])), block)
+    return _output_after_setting_axis(net.add("quantize", x, scales, trt_dtype(NAMES[type])), block)
 
 
-def _output_with_axis(layer: Any, block: Sequence[int]) -> ITensor:
+def _output_after_setting_axis(layer: Any, block: Sequence[int]) -> ITensor:
     axis = axis_of_scales(block)
     if axis is not None:
         layer.axis = axis

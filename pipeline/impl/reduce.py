@@ -50,20 +50,20 @@ def _reduce_in_steps(net: Net, operation: str, x: ITensor, dims: Sequence[int], 
     known = base.known_sizes(net, x)
     empty = [d for d in dims if may_leave_results_unwritten(net, known[d])]
     if not empty:
-        return _add_layer(net, operation, x, dims, keepdim)
+        return _add_reduce_layer(net, operation, x, dims, keepdim)
     adds, dtype = "SUM" if operation == "AVG" else operation, base.dtype_of(x)
     sizes = {d: base.size_tensor(net, base.size(net, x, d)) for d in dims}
     one_more = [base.elementwise(net, "SUM", sizes[d], base.size_tensor(net, 1)) for d in empty]
     fill = base.tensor(net, 0 if adds == "SUM" else neutral_element(adds, dtype), dtype)
     x = strided_slice(net, x, empty, [0] * len(empty), one_more, mode="FILL", fill=fill)
-    result = _add_layer(net, adds, x, dims, keepdim)
+    result = _add_reduce_layer(net, adds, x, dims, keepdim)
     if operation != "AVG":
         return result
     count = base.cast(net, functools.reduce(partial(base.elementwise, net, "PROD"), sizes.values()), dtype)
     return base.elementwise(net, "DIV", result, base.reshape(net, count, [1] * base.rank(result)))
 
 
-def _add_layer(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
+def _add_reduce_layer(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
     mask = base.axes_mask(dims, base.rank(x))
     return net.add("reduce", x, trt.ReduceOperation.__members__[operation], mask, keepdim).get_output(0)
 

@@ -48,7 +48,7 @@ class Projection:
 
 @frozen
 class OpenedMask:
-    """A mask with an unmasked key in each row. ``alive`` [B, H, Q, 1] and ``rows`` [B, Q, 1]: the rows that had one."""
+    """A mask whose fully masked rows were unmasked. ``alive`` [B, H, Q, 1], ``rows`` [B, Q, 1]: the unchanged rows."""
 
     mask: Node
     alive: Node
@@ -110,13 +110,13 @@ def _mask_shared_by_queries(rewriting: Rewriting, mask: object) -> Node | None:
     return None
 
 
-def _zero_masked_values(rewriting: Rewriting, attention: Node, opened: OpenedMask) -> None:
-    """Set the values of an attention to 0 in batches whose keys are all masked."""
+def _zero_masked_values(rewriting: Rewriting, attention: Node, opened_mask: OpenedMask) -> None:
+    """Set an attention's value tensor to 0 in the rows of the batch whose keys are all masked."""
     create, value = rewriting.before(attention), attention.args[2]
     zero = create(aten.full.default, [], 0.0, dtype=dtype_of(attention))
-    values = create(aten.where.self, opened.alive, value, zero)
+    values = create(aten.where.self, opened_mask.alive, value, zero)
     if rewriting.accepted(values) and have_same_type(value, values):  # type: ignore[arg-type]
-        replace_mask(rewriting, attention, opened.mask, values)
+        replace_mask(rewriting, attention, opened_mask.mask, values)
     create.erase_unread()
 
 

@@ -29,10 +29,10 @@ def patch_embedding(rewriting: Rewriting) -> None:
 
 def _has_disjoint_patches(convolution: Node) -> bool:
     """Return whether the windows of a convolution cover an image of static size exactly, without overlap."""
-    kernel = _shape(convolution.args[1])[2:]
+    kernel = _sizes_of(convolution.args[1])[2:]
     plain = not argument(convolution, "transposed") and argument(convolution, "groups") == 1
     shifted = any(argument(convolution, "padding")) or any(d != 1 for d in argument(convolution, "dilation"))
-    image = _shape(convolution.args[0])[2:]
+    image = _sizes_of(convolution.args[0])[2:]
     if not plain or shifted or rank_of(convolution) != 2 + len(kernel) or not all(isinstance(s, int) for s in image):
         return False
     strides = list(argument(convolution, "stride")) * (len(kernel) if len(argument(convolution, "stride")) == 1 else 1)
@@ -40,13 +40,13 @@ def _has_disjoint_patches(convolution: Node) -> bool:
     return exact and strides == kernel and math.prod(kernel) >= LARGE
 
 
-def _shape(node: Argument) -> list[Argument]:
+def _sizes_of(node: Argument) -> list[Argument]:
     return list(node.meta["val"].shape)
 
 
 def _replace_by_matmul_of_patches(create: CallBuilder) -> None:
     x, weight, bias = create.node.args[:3]
-    (_, channels, *image), (features, _, *kernel) = _shape(x), _shape(weight)
+    (_, channels, *image), (features, _, *kernel) = _sizes_of(x), _sizes_of(weight)
     counts = [s // k for s, k in zip(image, kernel, strict=True)]
     dims = len(kernel)
     pairs = [size for pair in zip(counts, kernel, strict=True) for size in pair]

@@ -57,9 +57,9 @@ class Rewriting:
             call = (node.target, node.args, node.kwargs, node.meta.get("val"))
             if node.op == "call_function" and self.claims.may_convert(*call):
                 node.target = partial(node.target)
-        before, program, needed = graphs.copy_graph(self.graph), self.program, self._names_of_read_hidden_calls()
+        before, program, needed = graphs.copy_graph(self.graph), self.program, self._names_of_read_user_calls()
         self._run(improvement)
-        if self._names_of_read_hidden_calls() != needed:
+        if self._names_of_read_user_calls() != needed:
             self.graph, self.program = before, program
         for node in self.graph.nodes:
             if isinstance(node.target, partial):
@@ -74,8 +74,8 @@ class Rewriting:
         except GuardOnDataDependentSymNode:
             self.erase_unread()
 
-    def _names_of_read_hidden_calls(self) -> list[str]:
-        """Return the names of the hidden calls, those for users' converters, that another node reads."""
+    def _names_of_read_user_calls(self) -> list[str]:
+        """Return the names of the calls hidden for a user's converter whose results are read."""
         return [node.name for node in self.graph.nodes if isinstance(node.target, partial) and node.users]
 
     def nodes(self, *targets: object) -> Iterator[Node]:

@@ -111,15 +111,15 @@ class _Float64Values:
 
     def _record_recipes(self, node: Node) -> None:
         """Record how to compute a node in each possible format, from its arguments or from another format of it."""
-        found = {form: way for form, way in self._recipes(node) if all(its in self._formats(x) for x, its in way[0])}
+        found = {form: way for form, way in self._recipes(node) if all(its in self._formats_of(x) for x, its in way[0])}
         if rank_of(node) > MAX_RANK:
             found.pop(Format.TURNS, None)
         for source, form, function in doubles.DERIVED:
             if source in found and form not in found:
-                found[form] = [(node, source)], self._trace(function)
+                found[form] = [(node, source)], self._traced(function)
         self.recipes[node] = found
 
-    def _formats(self, value: Argument) -> Sequence[Format]:
+    def _formats_of(self, value: Argument) -> Sequence[Format]:
         if not isinstance(value, Node):
             return (Format.CONSTANT, *doubles.GIVEN) if isinstance(value, int | float) else ()
         if dtype_of(value) in EXACT:
@@ -131,16 +131,16 @@ class _Float64Values:
         """Yield ways to compute a node in a format from formats of its arguments; some may not be available."""
         x, y = (*node.args, None, None)[:2]
         if node.target is aten.mul.Tensor:
-            yield Format.TERMS, ([(x, Format.PARTS), (y, Format.PARTS)], self._trace(doubles.multiply))
-            x, y = (y, x) if Format.CONSTANT in self._formats(x) else (x, y)
-            yield Format.TURNS, ([(x, Format.SPLIT), (y, Format.CONSTANT)], self._trace(doubles.product_in_turns))
+            yield Format.TERMS, ([(x, Format.PARTS), (y, Format.PARTS)], self._traced(doubles.multiply))
+            x, y = (y, x) if Format.CONSTANT in self._formats_of(x) else (x, y)
+            yield Format.TURNS, ([(x, Format.SPLIT), (y, Format.CONSTANT)], self._traced(doubles.product_in_turns))
         elif node.target is aten.div.Tensor:
-            yield Format.TERMS, ([(x, Format.PARTS), (y, Format.CONSTANT)], self._trace(doubles.divide))
-            yield Format.TURNS, ([(x, Format.SPLIT), (y, Format.CONSTANT)], self._trace(doubles.quotient_in_turns))
+            yield Format.TERMS, ([(x, Format.PARTS), (y, Format.CONSTANT)], self._traced(doubles.divide))
+            yield Format.TURNS, ([(x, Format.SPLIT), (y, Format.CONSTANT)], self._traced(doubles.quotient_in_turns))
         elif node.target in SUMS and argument(node, "alpha") == 1:
-            yield Format.SUM, ([(x, Format.TERMS), (y, Format.TERMS)], self._trace(SUMS[node.target]))
+            yield Format.SUM, ([(x, Format.TERMS), (y, Format.TERMS)], self._traced(SUMS[node.target]))
         elif node.target in WAVES:
-            yield Format.SINGLE, ([(x, Format.CIRCLE)], self._trace(WAVES[node.target]))
+            yield Format.SINGLE, ([(x, Format.CIRCLE)], self._traced(WAVES[node.target]))
         elif op_kind(node.target) in MOVES or node.target in (*JOINS, *WRITES, *READS):
             moved = _moved_arguments(node)
             yield from ((form, ([(value, form) for value in moved], self._move_each_part)) for form in MOVED)
@@ -163,7 +163,7 @@ class _Float64Values:
             self.created[key] = self.rewriting.before(before).add_traced(doubles.GIVEN[form], value)
         return self.created[key]
 
-    def _trace(self, function: Build) -> Build:
+    def _traced(self, function: Build) -> Build:
         return lambda node, *parts: self.rewriting.before(node).add_traced(function, *parts)
 
     def _build_from_exact_tensor(self, convert: Build, dtype: torch.dtype) -> Build:

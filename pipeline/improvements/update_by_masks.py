@@ -61,7 +61,7 @@ class _MaskedUpdate:
         if not isinstance(value, Node) or self._is_masked_read(value):
             return True
         if not self.uses_mask(value):
-            return isinstance(value.meta.get("val"), torch.Tensor) and self._is_same_for_masked_elements(value)
+            return isinstance(value.meta.get("val"), torch.Tensor) and self._is_broadcast_to_masked_elements(value)
         return all(map(self.can_compute_for_all_elements, value.all_input_nodes))
 
     def compute_for_all_elements(self, value: Argument) -> Argument:
@@ -84,8 +84,8 @@ class _MaskedUpdate:
         found = _only_index_as_mask(picked, argument(value, "indices")) if rank_of(picked) == rank_of(written) else None
         return found is not None and _is_same_computation(found, self.mask)
 
-    def _is_same_for_masked_elements(self, value: Node) -> bool:
-        """Return whether a value is the same number for all masked elements."""
+    def _is_broadcast_to_masked_elements(self, value: Node) -> bool:
+        """Return whether a value is broadcast along the dim of masked elements, and so equal for all of them."""
         sizes = shape_of(value.meta["val"])
         picked = rank_of(argument(self.node, "self")) - rank_of(self.mask) + 1
         return len(sizes) < picked or (len(sizes) == picked and sizes[0] == 1)

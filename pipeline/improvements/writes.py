@@ -39,7 +39,7 @@ def _start_of_counting_rows(rewriting: Rewriting, node: Any) -> Steps[Start | No
     if not isinstance(node, Node):
         return None
     if node.op == "placeholder":
-        return _start_of_constant(rewriting, node)
+        return _start_of_counting_constant(rewriting, node)
     found: Start | None = None
     if node.target in RANGES:
         step = argument(node, "step") if node.target is aten.arange.start_step else 1
@@ -56,7 +56,7 @@ def _start_of_counting_rows(rewriting: Rewriting, node: Any) -> Steps[Start | No
     return found
 
 
-def _start_of_constant(rewriting: Rewriting, node: Node) -> Start | None:
+def _start_of_counting_constant(rewriting: Rewriting, node: Node) -> Start | None:
     value = rewriting.known_value(node)
     if value is None or value.dtype not in INTS or not value.numel():
         return None

@@ -31,7 +31,7 @@ class NetworkHandle:
 
     def __attrs_post_init__(self) -> None:
         """Free the referenced objects when this handle is freed, even if other code has ``kept`` or ``weights``."""
-        weakref.finalize(self, _clear, self.kept, self.weights)
+        weakref.finalize(self, _release_references_and_weights, self.kept, self.weights)
 
     def drop_pages(self) -> None:
         """Evict weights in memory-mapped files from memory; the operating system reads them again when needed."""
@@ -44,7 +44,7 @@ class NetworkHandle:
         return sum(weight.nbytes for weight in self.weights.values())
 
 
-def _clear(references: list[Any], weights: dict[str, Any]) -> None:
+def _release_references_and_weights(references: list[Any], weights: dict[str, Any]) -> None:
     references.clear()
     weights.clear()
 

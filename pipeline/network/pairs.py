@@ -1,4 +1,4 @@
-"""Find in an engine's plan which quantized weights and quantize/dequantize pairs a matmul reads in quantized form.
+"""Find in an engine's plan which quantized weights and Q/DQ pairs TensorRT fused into low-precision matmuls.
 
 A plan of TensorRT-RTX contains its program as text: for each kernel, the layers that it computes and the tensors that
 it reads, with their types. The format is undocumented, so for a plan without such text the result is unknown.
@@ -110,12 +110,12 @@ def _fusion_and_evidence(
     """Return whether kernels of the plan fuse a dequantizing layer (None: unknown), and the evidence as text."""
     if kernels is None:
         return None, "the plan contains no program as text"
-    fused, why = _fusion_in_kernels(network, layer, role, kernels)
+    fused, why = _fused_and_why(network, layer, role, kernels)
     is_known_gap = not CAPABILITIES.codes_beside_floats and not fused and role == "weight"
     return fused, why + (UNREAD.get((type, layer.outputs[0].dtype), "") if is_known_gap else "")
 
 
-def _fusion_in_kernels(network: Network, layer: Layer, role: str, kernels: Sequence[PlanKernel]) -> tuple[bool, str]:
+def _fused_and_why(network: Network, layer: Layer, role: str, kernels: Sequence[PlanKernel]) -> tuple[bool, str]:
     inside = [step for step in kernels if layer.name in step.layers]
     readers = _layers_reading(network, layer.outputs[0].name)
     names = {reader.name for reader in readers}

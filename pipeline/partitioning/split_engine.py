@@ -39,7 +39,7 @@ def split_by_submodule(
 
     ``submodule_of`` has each operator's submodule; an operator with None belongs to the submodule before it, or else to
     the first. ``cache_updates`` are the operators that update a cache: if a matmul reads the cache in the same engine,
-    TensorRT first copies the cache (docs/tensorrt.md, "Numbers"). So the submodule's later operators get another.
+    TensorRT first copies the cache (docs/tensorrt.md, "Numbers"). Later operators of the submodule get another engine.
     Cheap operators after the cut that rescale or cast a tensor from before the cut, such as a query, move before it: a
     kernel that exists anyway computes them there. Patterns that TensorRT fuses are not split.
     """
@@ -66,9 +66,9 @@ def split_by_submodule(
 def _units_to_move_before_cut(
     flow: Flow, units: Units, units_after_cut: Sequence[int], cache_updates: frozenset[int], before: frozenset[int]
 ) -> list[int]:
-    """Return the units after a cut that can move before it: chains of cheap operators that read one tensor from before
-    the cut and do not enlarge it. Results of cache updates do not count, and no unit moves before its dependencies.
-    ``before``: the submodule's operators before the cut."""
+    """Return the units (operators that are not split) after a cut that can move before it: chains of cheap operators
+    that read one tensor from before the cut, but no result of a cache update, and do not enlarge it. No unit moves
+    before a unit that it reads. ``before``: the submodule's operators before the cut."""
     chains: dict[int | None, tuple[int, list[int]]] = {}
     found: list[int] = []
     for unit in units_after_cut:

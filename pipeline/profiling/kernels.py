@@ -139,10 +139,10 @@ def _assignment_cost(row: tuple[str, float], kernels: Sequence[tuple[str, float]
     own = sum(taken for _, taken in kernels)
     cost = MORE * (len(kernels) - 1) + ODD * (milliseconds <= MIN_MILLISECONDS)
     cost += 0.2 * abs(math.log((own + 0.003) / (milliseconds + MIN_MILLISECONDS)))
-    return cost + sum(_name_cost(name, kernel) for kernel, _ in kernels)
+    return cost + sum(_name_mismatch_cost(name, kernel) for kernel, _ in kernels)
 
 
-def _name_cost(row_name: str, kernel_name: str) -> float:
+def _name_mismatch_cost(row_name: str, kernel_name: str) -> float:
     if kernel_name.startswith("Mem"):
         return COPY
     if _is_of_other_row(row_name, kernel_name):

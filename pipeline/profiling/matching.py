@@ -102,8 +102,8 @@ def _align_steps(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kern
     numbers = ((i, row, _PLACE.search(row)) for i, row in enumerate(rows))
     placed = {i: by_place.get((int(place[1]), kernel_stem(row))) for i, row, place in numbers if place is not None}
     kernels = [step for step in steps if step.kind not in STREAMS | SIZES]
-    names = {kernel_stem(kernel.name): _comparable_kernel(kernel) for kernel in kernels}
-    ran, planned = [_comparable_row(row, names) for row in rows], [_comparable_kernel(kernel) for kernel in kernels]
+    names = {kernel_stem(kernel.name): _comparable_name(kernel) for kernel in kernels}
+    ran, planned = [_comparable_row(row, names) for row in rows], [_comparable_name(kernel) for kernel in kernels]
     blocks = SequenceMatcher(None, ran, planned, autojunk=False).get_matching_blocks()
     alike = {block.a + i: kernels[block.b + i] for block in blocks for i in range(block.size)}
     return alike | {i: step for i, step in placed.items() if step is not None}
@@ -119,7 +119,7 @@ def _comparable_row(row_name: str, names: Mapping[str, str]) -> str:
     return names.get(kernel_stem(row_name)) or (PRODUCT if _LIBRARY.search(row_name) else row_name)
 
 
-def _comparable_kernel(kernel: Kernel) -> str:
+def _comparable_name(kernel: Kernel) -> str:
     return PRODUCT if kernel.role == PRODUCT else kernel_stem(kernel.name)
 
 

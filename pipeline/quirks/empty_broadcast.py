@@ -16,7 +16,7 @@ from pipeline.shapes.environment import Expr, Shape, bounds, shape_of
 
 
 def find_sizes_that_may_be_zero(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the symbols of input sizes that may be 0 in a call, if some tensor is then not empty, is read by an empty
+    """Yield the symbols of input sizes that may be 0 in a call, if a tensor is then not empty, is read by an empty
     node, and affects an output. Most ranges begin at 0 only because the user states no minimum."""
     names = [name for name, each in segment.ranges.items() if each.min < 1 and not name.startswith("u")]
     shapes = {node: _tensor_shapes(node) for node in segment.nodes} if names else {}

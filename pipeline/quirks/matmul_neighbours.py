@@ -81,7 +81,7 @@ def find_scaled_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 
 def _is_read_elementwise(segment: SegmentNodes, node: torch.fx.Node, depth: int = WITHIN) -> bool:
-    """Return whether an elementwise operator reads a node, and not only for a softmax, which has separate kernels."""
+    """Return whether an elementwise operator reads a node within ``depth`` views, and not only to compute a softmax."""
     return any(
         (is_pointwise(user) and not _leads_only_to_softmax(segment, user))
         or (depth > 0 and moves_elements(user) and _is_read_elementwise(segment, user, depth - 1))

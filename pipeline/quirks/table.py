@@ -258,10 +258,10 @@ QUIRKS: Final = (
     ),
     Quirk(
         id="rounded-deconvolutions",
-        fault="A float32 transposed convolution whose kernel casts to bfloat16 and back to float32 returns garbage.",
+        fault="A transposed convolution in float32 returns garbage if its kernel also casts to bfloat16 and back.",
         since=(1, 6),
         gpus="H100 (9.0)",
-        trigger="two consecutive transposed convolutions in bfloat16",
+        trigger="two consecutive transposed convolutions in bfloat16, which TensorRT computes in float32",
         instead="a barrier after the cast to bfloat16 (`impl.conv`)",
         seen="a transposed convolution's kernel ends with two casts, the first to bfloat16",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_transposed_convolutions_that_are_rounded_and_widened",

@@ -56,7 +56,7 @@ def values_at_padding(node: Node, inside: Set[str] = frozenset(), constants: Set
     chain = sorted(_elementwise_chain(node, inside))
     if len(chain) > WITHIN:
         return {0.0, math.nan}
-    read = {x for each in chain for x in _tensor_inputs(each) if not (x.name in constants or _is_filled(x))}
+    read = {x for each in chain for x in _tensor_inputs(each) if not (x.name in constants or _has_no_input(x))}
     try:
         found = [_evaluate_at_padding(start, chain, constants) for start in sorted(read | {node})]
         return {float(values[node]) for values in found if node in values}
@@ -69,7 +69,7 @@ def _evaluate_at_padding(start: Node, chain: Sequence[Node], constants: Set[str]
     values = {start: _scalar_with_dtype_of(start, 0)}
     for node in chain:
         read = _tensor_inputs(node)
-        fixed = (x.name in constants or _is_filled(x) for x in read if x not in values)
+        fixed = (x.name in constants or _has_no_input(x) for x in read if x not in values)
         if node is start or not all(fixed) or values.keys().isdisjoint(read):
             continue
         if moves_elements(node):
@@ -102,11 +102,11 @@ def _scalar_with_dtype_of(node: Node, value: float) -> Tensor:
     return torch.full((), value, dtype=node.meta["val"].dtype)
 
 
-def _is_filled(node: Node) -> bool:
+def _has_no_input(node: Node) -> bool:
     return node.op == "call_function" and not node.all_input_nodes
 
 
 def _typical_element(node: Node) -> Tensor:
     """Return an element of a node as a 0-d tensor: the number of a filled tensor, or `SOME` for a constant."""
-    number = node.args[-1] if _is_filled(node) and node.args else SOME
+    number = node.args[-1] if _has_no_input(node) and node.args else SOME
     return _scalar_with_dtype_of(node, number if isinstance(number, int | float) else SOME)

@@ -1,4 +1,4 @@
-"""``Agreement``: a compiled program's errors against eager. ``Healed``: a node that was compiled differently."""
+"""``Agreement``: a compiled program's errors against eager. ``Healed``: a node compiled in another way."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Agreement:
 
 @frozen
 class Healed:
-    """A node that was compiled again in another way, since its engine did not load or was wrong: how, and why."""
+    """A node whose results were wrong, or whose engine did not load, so that it was compiled in another way."""
 
     node: str
     target: str

@@ -15,10 +15,10 @@ class LayerTime:
     """The time of a row of TensorRT's profiler (one or more layers), or of a PyTorch segment.
 
     name: TensorRT's name. milliseconds: the median of the runs. kernels: the row's GPU kernels by CUPTI's names. nodes:
-    the graph nodes that the row computes, fully or partly; empty for a copy that TensorRT adds. by: the source of
-    ``nodes``: ``plan`` (the plan's kernels), ``inspector`` (the layers' metadata), ``order`` (the layers between those
-    of its neighbours), ``name`` (the layers in its name), ``segment``. For a row that computes no node: ``streams`` (it
-    synchronizes streams), ``sizes`` (it computes dynamic sizes), ``between`` (idle time between kernels); else empty.
+    the graph nodes that the row computes, fully or partly; empty for a copy that TensorRT adds. by: how the nodes were
+    found: ``plan`` (kernels), ``inspector`` (metadata), ``name`` (the row's), ``order`` (layers between those of the
+    neighbouring rows), ``segment``. If there are none, what the row does: ``streams`` (it synchronizes them), ``sizes``
+    (it computes dynamic ones), ``between`` (the GPU is idle between kernels); else empty.
     """
 
     name: str

@@ -65,9 +65,9 @@ def one_of(*words: str | None) -> Callable[[object, attrs.Attribute[Any], object
     return check
 
 
-def check_field_names(advice_for_unknown: Callable[[str], str], advice_for_positional: str) -> Callable[[C], C]:
+def with_argument_advice(advice_for_unknown: Callable[[str], str], advice_for_positional: str) -> Callable[[C], C]:
     """Decorate an attrs class: unknown keywords or too many positional arguments raise a `TypeError` with advice.
-    ``advice_for_unknown`` returns it for an unknown name; ``advice_for_positional`` is it for positional arguments."""
+    ``advice_for_unknown`` returns the advice for a keyword; ``advice_for_positional`` is the one for positions."""
 
     def decorate(cls: C) -> C:
         init: Callable[..., None] = vars(cls)["__init__"]

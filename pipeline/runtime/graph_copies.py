@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from pipeline.aten.types import Leaf
 from pipeline.runtime.engine_buffers import tensor_at_address
 
 try:
@@ -64,7 +63,7 @@ def copies_by_addresses(graph: torch.cuda.CUDAGraph) -> dict[tuple[int, int], Me
     return found
 
 
-def nodes_of_kind(graph: object, node_kind: str) -> list[Leaf]:
+def nodes_of_kind(graph: object, node_kind: str) -> list[Any]:
     """Return a CUDA graph's nodes of one kind, such as ``Memset``."""
     _, count = check_cuda(cudart.cudaGraphGetNodes(graph))
     every, _ = check_cuda(cudart.cudaGraphGetNodes(graph, count))
@@ -176,7 +175,7 @@ def instantiate(graph: torch.cuda.CUDAGraph) -> None:
     kernels: dict[MemoryFill, object] = {}
     try:
         for fill in dict.fromkeys(fill for _, fill in memsets):
-            kernels[fill] = _capture_fill(fill)
+            kernels[fill] = _graph_of_fill(fill)
     except Exception as error:
         log.info("a CUDA graph keeps memsets, which make its launch slow: %s", error)
     try:
@@ -197,7 +196,7 @@ def _read_fill(node: object) -> MemoryFill | None:
     return MemoryFill(int(form.dst), int(form.elementSize), int(form.width), int(form.value))
 
 
-def _capture_fill(fill: MemoryFill) -> object:
+def _graph_of_fill(fill: MemoryFill) -> object:
     device = torch.device("cuda", torch.cuda.current_device())
     stream = capture_stream(device)
     mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
@@ -220,6 +219,6 @@ def _replace_node(graph: object, node: object, kernel: object) -> None:
     check_cuda(cudart.cudaGraphDestroyNode(node))
 
 
-def _adjacent_nodes(query: Any, node: Any) -> list[Leaf]:
+def _adjacent_nodes(query: Any, node: Any) -> list[Any]:
     *_, count = check_cuda(query(node))
     return list(check_cuda(query(node, count))[0])[:count] if count else []

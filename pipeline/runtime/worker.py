@@ -70,7 +70,7 @@ class SegmentExecutor:
             for slot, value in zip(step.gives, outputs, strict=True):
                 slots[slot] = value
             if step.learns:
-                symbols = {**symbols, **check_learnt_sizes(self.layout.program, _learnt_sizes(step.learns, outputs))}
+                symbols = {**symbols, **check_learnt_sizes(self.layout.program, _learnt_values(step.learns, outputs))}
             for slot in drops:
                 slots[slot] = None
         for slot, expr in self.layout.late:
@@ -124,7 +124,7 @@ class SegmentExecutor:
                 target.copy_(value)
 
 
-def _learnt_sizes(learnt: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, Leaf]:
+def _learnt_values(learnt: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, Leaf]:
     sizes = {s: outputs[i] if dim is None else outputs[i].shape[dim] for i, dim, s in learnt}
     return {s: size if isinstance(size, float) else int(size) for s, size in sizes.items()}
 

@@ -124,8 +124,8 @@ class Layouts:
         if place.endswith(_FOURIER):
             return True
         if _compares_with_one(guard.expr):
-            # Of remainders, those that are no size decide what an operator computes: ``n % 3 > 1``, how many parts of
-            # `tensor_split` are longer by one.
+            # A remainder that is no tensor's size (``n % 3 > 1``) decides what an operator computes, such as how many
+            # parts of `tensor_split` are longer by one.
             remainders = {side for side in guard.expr.args if isinstance(side, Mod | PythonMod)}
             sizes = (shape_of(v) for v in node_values(self.graph) if isinstance(v, torch.Tensor))
             return not remainders or any(not remainders.isdisjoint(shape) for shape in sizes)

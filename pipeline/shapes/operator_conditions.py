@@ -23,13 +23,13 @@ WRITES = (aten.index_put.default, aten._unsafe_index_put.default)
 
 def operator_conditions(graph: torch.fx.Graph) -> Iterator[object]:
     """Yield the conditions on sizes without which an operator of the graph would behave differently."""
-    for find in (_assert_conditions, _squeeze_conditions, _cross_conditions, _reshape_conditions):
+    for find in (_conditions_of_asserts, _squeeze_conditions, _cross_conditions, _reshape_conditions):
         yield from find(graph)
     for find in (_slice_conditions, _attention_conditions, _mask_conditions):
         yield from find(graph)
 
 
-def _assert_conditions(graph: torch.fx.Graph) -> Iterator[object]:
+def _conditions_of_asserts(graph: torch.fx.Graph) -> Iterator[object]:
     for node in graph.nodes:
         if node.target is aten._assert_scalar.default and isinstance(node.args[0], torch.fx.Node):
             value = node.args[0].meta.get("val")

@@ -139,14 +139,14 @@ class Choose:
         by_profiles = _has_engine_per_profile(compiled)
         if not by_profiles and split == times:
             reason = join_rejections([t.why_torch("the program", t.whole) for t in times])
-            log.warning("PyTorch is faster on this GPU and runs the whole program: %s", _words(t.whole for t in times))
+            log.warning("PyTorch is faster on this GPU and runs the whole program: %s", _sums(t.whole for t in times))
             return captured_program_in_torch(compiled, reason)
         split = split if by_profiles else []
         slower = _slower_in_all_profiles(compiled, times, [t for t in times if t not in split])
         mixed = compiled
         if slower:
             which = f"{len(slower)} of {len(compiled.engines)} engines"
-            said = _words(pair for rows in slower.values() for _, pair in rows)
+            said = _sums(pair for rows in slower.values() for _, pair in rows)
             log.warning("PyTorch is faster on this GPU and runs the operators of %s: %s", which, said)
             reasons = {
                 n: join_rejections([t.why_torch("its engine", pair) for t, pair in rows]) for n, rows in slower.items()
@@ -157,7 +157,7 @@ class Choose:
             names = to_try_in_torch(compiled.program, t.profile)
             if (other := build_variant(names)) is not None:
                 what = kinds_in_words(compiled.program, names)
-                log.warning("PyTorch is faster on this GPU and runs the %s: %s", what, _words([t.whole]))
+                log.warning("PyTorch is faster on this GPU and runs the %s: %s", what, _sums([t.whole]))
                 reason = t.why_torch("the program", t.whole, f"with {what} in PyTorch")
                 forms[t.profile or 0] = replace_trial_reason(other, reason)
         if any(each is not mixed for each in forms.values()):
@@ -309,7 +309,7 @@ def _saves_enough(before: float, after: float, minimum_gain: float) -> bool:
     return after < MARGIN * before and before - after >= minimum_gain
 
 
-def _words(times: Iterable[Milliseconds]) -> str:
+def _sums(times: Iterable[Milliseconds]) -> str:
     ours, theirs = (sum(column) for column in zip(*times, strict=True))
     return f"{theirs:.3g} ms instead of {ours:.3g} (set faster_in_torch=False to keep them in TensorRT)"
 

@@ -70,7 +70,7 @@ def _attention_names(program: Program, profile: int | None) -> Iterator[str]:
 
 
 def _source_before_moves(node: Node) -> Node:
-    """Return the node that a chain of views and other moves of elements begins with; ``node`` without a chain."""
+    """Walk back from a node through views and other moves of elements, and return the first node that is not one."""
     while moves_elements(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node

@@ -210,7 +210,7 @@ def _refused_nodes(validated: Validated) -> Mapping[Node, str]:
     the operator is refused, too; if a collective is refused, so is the operator that waits for it."""
     reasons: dict[Node, str] = {}
     for node in filter(is_operator, validated.program.graph.nodes):
-        parts = [node, *_result_items(node), *(node.all_input_nodes if is_wait(node) else ())]
+        parts = [node, *_items_of_tuple_result(node), *(node.all_input_nodes if is_wait(node) else ())]
         verdicts = [validated.verdicts[part.name] for part in parts if part.name in validated.verdicts]
         why = [each.reason for verdict in verdicts if not verdict.supported for each in verdict.reasons]
         if why:
@@ -218,7 +218,7 @@ def _refused_nodes(validated: Validated) -> Mapping[Node, str]:
     return reasons
 
 
-def _result_items(node: Node) -> Iterable[Node]:
+def _items_of_tuple_result(node: Node) -> Iterable[Node]:
     if isinstance(node.meta.get("val"), torch.Tensor):
         return ()
     return (user for user in node.users if user.op == "call_function" and not is_operator(user))

@@ -190,7 +190,7 @@ class _Quantizer:
         except PipelineError:
             raise
         except Exception as error:
-            raise CalibrationError(f"the model fails on an input of calibration: {error}") from error
+            raise CalibrationError(f"the model fails on inputs in calibration: {error}") from error
 
     def calibration_batches(self) -> Iterator[Sequence[object]]:
         """Yield each calibration input as the list of inputs that the program's graph expects."""
@@ -198,8 +198,8 @@ class _Quantizer:
             args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
             leaves = tree_leaves((args, dict(given) if isinstance(given, Mapping) else {}))
             if len(leaves) != len(self.program.inputs):
-                due = f"but the model takes {len(self.program.inputs)} inputs"
-                raise CalibrationError(f"input {index} of calibration has {len(leaves)} values, {due}")
+                due = f"but the model takes {len(self.program.inputs)} inputs: pass each call's inputs as a tuple"
+                raise CalibrationError(f"calibration[{index}] has {len(leaves)} values, {due}")
             yield leaves
 
     def quantize_operator(self, node: Node, ranges: Mapping[str, float]) -> None:

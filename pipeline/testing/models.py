@@ -265,7 +265,7 @@ def _check_segments(partitioned: Partitioned) -> None:
 
 
 def _check_inputs_are_read(compiled: Compiled) -> None:
-    """Check that some layer reads each engine input that is a non-empty tensor."""
+    """Check that each engine input, except empty tensors and numbers, is read by a layer."""
     for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
         read = {name for layer in network.layers for name in layer.inputs}
         inputs = [port.name for port in segment.inputs if port.kind == "tensor" and 0 not in port.shape]
@@ -340,5 +340,5 @@ class _ComparedCalls:
 
     def compare_outputs(self, kind: Kind, label: str, eager: object, exact: object, ours: object, where: str) -> None:
         if fault := describe_outputs_difference(label, eager, exact, ours, self.module.program, self.executor):
-            program, networks = self.module.program, _as_text(self.module.compiled)
-            raise ModelError(kind, f"{fault}{where}; the program is\n{program}\n\nand its engines are\n{networks}")
+            parts = f"the program is\n{self.module.program}\n\nand its engines are\n{_as_text(self.module.compiled)}"
+            raise ModelError(kind, f"the compiled model differs from eager: {fault}{where}; {parts}")

@@ -167,9 +167,9 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
     """
     registry, declared = _registry_and_targets(converter, options.pop("registry", DYNAMO_CONVERTERS))
     if not declared or (unknown := [target for target in targets if target not in declared]):
-        what = f"of {qualified_name(unknown[0])}" if declared else "at all"
-        known = ", ".join(map(qualified_name, declared)) or "nothing"
-        raise LookupError(f"found no converter {what} to test; the registered converters are for {known}")
+        known = ", ".join(map(qualified_name, declared))
+        why = f"none is for {qualified_name(unknown[0])}, only for {known}" if declared else "the registry is empty"
+        raise LookupError(f"found no converter to test: {why}")
     try:
         for target in targets or declared:
             check_target(target, registry=registry, **options)

@@ -23,7 +23,7 @@ def put_in_engines(partitioned: Partitioned, nodes: frozenset[str]) -> Partition
     """
     program = partitioned.program
     outside = {n.name for n in program.graph.nodes if is_operator(n)} - nodes
-    reason = Rejection("this trial runs only other operators in TensorRT")
+    reason = Rejection("kept in PyTorch during this trial of the search for wrong operators")
     validated = reject_nodes(Validated(program, partitioned.verdicts), dict.fromkeys(outside, reason))
     graph = build_flow(program, frozenset())
     operators = build_units(graph, ())

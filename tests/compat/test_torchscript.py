@@ -179,7 +179,7 @@ def test_an_evaluator_of_a_kind_takes_the_place_of_its_overloads() -> None:
 @pytest.mark.parametrize(
     "key, error, said",
     [
-        ("ListConstruct", ValueError, "is not a kind of TorchScript node, such as 'prim::ListConstruct'"),
+        ("ListConstruct", ValueError, "is no kind of TorchScript node, such as 'prim::ListConstruct'"),
         ("aten::ad", ValueError, "TorchScript has no operator aten::ad; similar names: .*aten::add"),
         ("aten::add.itn", ValueError, "aten::add has no overload 'itn'; its overloads are Tensor, Scalar"),
         ("prim::Print", TypeError, "the evaluator of prim::Print must be a function, got a str"),

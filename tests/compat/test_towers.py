@@ -182,5 +182,5 @@ def test_ids_that_are_embedded_in_another_way(name: str) -> None:
 @pytest.mark.parametrize("odd", [[], [torch.zeros(1)], 5])
 def test_other_examples_are_refused(odd: Any) -> None:
     model, _ = sights.model("llava")
-    with pytest.raises(TypeError, match="encoder_example: expected a tensor, a processor"):
+    with pytest.raises(TypeError, match="pass a tensor, processor output"):
         compile_for_generation(model, encoder_example=odd, **SIZES)

@@ -108,5 +108,5 @@ def test_calibration_that_does_not_fit() -> None:
     program = pipeline.capture(two(), (rows(),))
     with pytest.raises(pipeline.CalibrationError, match="has 2 values, but the model takes 1"):
         pipeline.quantize("int8", "int8", [(rows(), rows())])(program)
-    with pytest.raises(pipeline.CalibrationError, match="fails on an input of calibration"):
+    with pytest.raises(pipeline.CalibrationError, match="fails on inputs in calibration"):
         pipeline.quantize("int8", "int8", [torch.randn(8, 3)])(program)

@@ -28,12 +28,12 @@ MISUSE: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "another operator": (
         lambda: check_converter(relu, aten.silu.default),
         LookupError,
-        r"no converter of aten\.silu\.default to test; the registered converters are for aten\.relu\.default",
+        r"no converter to test: none is for aten\.silu\.default, only for aten\.relu\.default",
     ),
     "no converter": (
         lambda: check_converter(EMPTY),
         LookupError,
-        "no converter at all to test; the registered converters are for nothing",
+        "no converter to test: the registry is empty",
     ),
     "an operator for a call": (lambda: check(aten.relu.default), TypeError, "check takes a call, such as Call"),
     "a model for a factory": (lambda: check_model(nn.ReLU(), (SPEC,)), TypeError, "make is a ReLU: pass a function"),

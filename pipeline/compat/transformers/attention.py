@@ -203,9 +203,9 @@ def _keep_last_rows(
 
 @contextmanager
 def attention_without_branches() -> Iterator[None]:
-    """Return a context in which a model is captured as one graph for any number of tokens: transformers' ``sdpa`` is
-    `masked_attention`, and its ``eager`` experts, a loop of data-dependent length, are grouped matmuls
-    (`grouped_mm_experts_forward`). The context is not thread-safe."""
+    """Return a context in which a model is captured as one graph for any number of tokens. In it, `masked_attention`
+    replaces transformers' ``sdpa``, and grouped matmuls (`grouped_mm_experts_forward`) replace its ``eager`` experts, a
+    loop of data-dependent length. The context is not thread-safe."""
     attentions, experts = ALL_ATTENTION_FUNCTIONS._local_mapping, ALL_EXPERTS_FUNCTIONS._local_mapping
     with (
         _lock,

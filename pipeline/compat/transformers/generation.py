@@ -176,19 +176,19 @@ def _compile_encoders(
 def _record_examples(
     model: Pretrained, example: Example
 ) -> tuple[tuple[Sample, ...], EmbeddingSpec | None, list[EncoderCall]]:
-    """Run the model on example prompts; return the decoder's recorded samples, or the encoder's inputs, and the calls
+    """Run the model on example prompts; return a decoder's `Sample` for each, or an encoder's input, and the calls
     of image and audio encoders. Raise an error for a model whose ``generate`` calls ``generate`` of a submodule."""
     able = [(name, each) for name, each in model.named_children() if hasattr(each, "generate")]
     inside = next((name for name, each in able if model.get_decoder() in {*each.modules()}), "")
     if inside and type(model).generate is not GenerationMixin.generate:
-        why = f"{type(model).__name__}.generate calls generate of its submodule {inside}"
-        hint = f"compile the submodule: compile_for_generation(model.{inside}, encoder_example={{'inputs_embeds': …}})"
-        raise CaptureError(why, f"{hint}, and assign the result to it")
+        why = f"{type(model).__name__}.generate calls generate of its submodule {inside}, so compile the submodule"
+        part = f"compile_for_generation(model.{inside}, encoder_example={{'inputs_embeds': embeddings}})"
+        raise CaptureError(why, f"assign model.{inside} = {part}, with embeddings [batch, length, hidden size]")
     if example is None or isinstance(example, torch.Tensor):
         return (), None, []
     every = (example,) if isinstance(example, Mapping) else example
     if not isinstance(every, Sequence) or not every or not all(isinstance(each, Mapping) for each in every):
-        raise TypeError("encoder_example: expected a tensor, a processor's output for a prompt, or a list of outputs")
+        raise TypeError(f"encoder_example is {kind_of(example)}: pass a tensor, processor output, or a list of these")
     if model.config.is_encoder_decoder:
         heard = [record_encoder_embeddings(model, each) for each in every]
         return (), heard[0], [call for each in heard for call in each.towers]

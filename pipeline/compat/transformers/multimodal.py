@@ -245,15 +245,15 @@ def copy_all_but_language_model(model_copy: Pretrained, model: Pretrained) -> No
 
 def non_text_inputs(inputs: Mapping[str, Pretrained]) -> list[str]:
     """Return the names of inputs that are not text, such as pixels and audio features: all floating-point tensors."""
-    return [name for name, value in inputs.items() if name not in TEXT_INPUTS and any(_has_floats(value))]
+    return [name for name, value in inputs.items() if name not in TEXT_INPUTS and any(_is_float_per_tensor(value))]
 
 
-def _has_floats(value: object) -> Iterator[bool]:
+def _is_float_per_tensor(value: object) -> Iterator[bool]:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for part in value:
-            yield from _has_floats(part)
+            yield from _is_float_per_tensor(part)
     elif isinstance(value, torch.Tensor):
         yield value.is_floating_point()
 

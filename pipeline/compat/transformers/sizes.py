@@ -82,7 +82,7 @@ class Sizes:
 
     @property
     def row_dim(self) -> DimSizes:
-        """Return the range of the batch dim (0), for whose end engines are tuned; empty for a batch size of 1."""
+        """Return the range of the batch dim (0), tuned for the largest batch; empty if the largest is 1."""
         return {0: dim_up_to("batch", self.batch)} if self.batch > 1 else {}
 
     def decoder_profiles(self) -> list[tuple[DimSizes, int | Tuned, int | Tuned]]:

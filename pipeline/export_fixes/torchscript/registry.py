@@ -81,7 +81,7 @@ class Evaluators(Mapping[str, Evaluator]):
         """
         if not callable(evaluator):
             raise TypeError(f"the evaluator of {key} must be a function, got {kind_of(evaluator)}")
-        _check_key(key)
+        _check_node_kind(key)
         return Evaluators({**self.without(key).table, key: evaluator})
 
     def without(self, key: str) -> Evaluators:
@@ -105,10 +105,10 @@ class Evaluators(Mapping[str, Evaluator]):
         return f"<Evaluators of {len(self)} kinds of nodes>"
 
 
-def _check_key(key: object) -> None:
+def _check_node_kind(key: object) -> None:
     match = _KEY.fullmatch(key) if isinstance(key, str) else None
     if match is None:
-        raise ValueError(f"{key!r} is not a kind of TorchScript node, such as 'prim::ListConstruct' or 'aten::add.int'")
+        raise ValueError(f"{key!r} is no kind of TorchScript node, such as 'prim::ListConstruct' or 'aten::add.int'")
     kind, overload = match["kind"], match["overload"]
     known = overloads(kind)
     if kind.startswith("aten::") and not known:

@@ -97,7 +97,7 @@ def draw_log_sigmoid(draw: Draw, target: object) -> Call:
 prims = torch.ops.prims
 
 
-def _kinds_to_cast(source_dtype: torch.dtype, result_dtype: torch.dtype) -> st.SearchStrategy[str]:
+def _castable_kind(source_dtype: torch.dtype, result_dtype: torch.dtype) -> st.SearchStrategy[str]:
     if source_dtype.is_floating_point and not result_dtype.is_floating_point and result_dtype != torch.bool:
         return st.just("positive")
     return value_kinds(source_dtype)
@@ -106,14 +106,14 @@ def _kinds_to_cast(source_dtype: torch.dtype, result_dtype: torch.dtype) -> st.S
 @strategy(aten._to_copy.default)
 def draw_to_copy(draw: Draw, target: object) -> Call:
     source, dtype = draw(dtypes), draw(dtypes)
-    spec = draw(tensors(draw(shapes()), source, _kinds_to_cast(source, dtype)))
+    spec = draw(tensors(draw(shapes()), source, _castable_kind(source, dtype)))
     return draw(name_sizes(Call(target, (spec,), {"dtype": dtype} if draw(st.integers(0, 9)) else {})))
 
 
 @strategy(prims.convert_element_type.default)
 def draw_convert_element_type(draw: Draw, target: object) -> Call:
     source, dtype = draw(dtypes), draw(dtypes)
-    return draw(name_sizes(Call(target, (draw(tensors(draw(shapes()), source, _kinds_to_cast(source, dtype))), dtype))))
+    return draw(name_sizes(Call(target, (draw(tensors(draw(shapes()), source, _castable_kind(source, dtype))), dtype))))
 
 
 @strategy(aten.copy.default)
@@ -121,5 +121,5 @@ def draw_copy(draw: Draw, target: object) -> Call:
     source, dtype = draw(dtypes), draw(dtypes)
     shape = draw(shapes())
     part = draw(st.sampled_from((shape, shape[1:], tuple(1 for _ in shape), ())))
-    given = draw(tensors(shape, dtype)), draw(tensors(part, source, _kinds_to_cast(source, dtype)))
+    given = draw(tensors(shape, dtype)), draw(tensors(part, source, _castable_kind(source, dtype)))
     return draw(name_sizes(Call(target, given)))

@@ -4,13 +4,13 @@ from pipeline.aten.types import Function
 from pipeline.compat.torch_tensorrt.blocks import unsupported
 
 
-def _refusing(block_name: str) -> Function:
+def _raising_block(block_name: str) -> Function:
     why = "collectives run between engines, in torch.distributed's process groups"
     instead = "leave the collective to PyTorch: an operator without a converter runs there"
     return unsupported(f"impl.nccl_ops.{block_name}", why, instead)
 
 
-nccl_gather, nccl_gather_native = _refusing("nccl_gather"), _refusing("nccl_gather_native")
-nccl_all_reduce, nccl_all_reduce_native = _refusing("nccl_all_reduce"), _refusing("nccl_all_reduce_native")
-nccl_reduce_scatter = _refusing("nccl_reduce_scatter")
-nccl_reduce_scatter_native = _refusing("nccl_reduce_scatter_native")
+nccl_gather, nccl_gather_native = _raising_block("nccl_gather"), _raising_block("nccl_gather_native")
+nccl_all_reduce, nccl_all_reduce_native = _raising_block("nccl_all_reduce"), _raising_block("nccl_all_reduce_native")
+nccl_reduce_scatter = _raising_block("nccl_reduce_scatter")
+nccl_reduce_scatter_native = _raising_block("nccl_reduce_scatter_native")

@@ -46,7 +46,7 @@ def prod(input_val: Argument, dim: Argument, keepdim: bool) -> Expression:
     return made
 
 
-def _extreme_block(name: str, indexed_op: Operator, plain_op: Operator) -> Function:
+def _min_or_max_block(name: str, indexed_op: Operator, plain_op: Operator) -> Function:
     """Return a building block for the largest or smallest element; along one dim, it returns [values, indices]."""
 
     def extreme(input_val: Argument, dim: Argument, keepdim: bool, return_indices: bool) -> Expression:
@@ -59,5 +59,5 @@ def _extreme_block(name: str, indexed_op: Operator, plain_op: Operator) -> Funct
     return block(extreme, f"aten.a{name}.default; with indices aten.{name}.dim, of one dim -> [values, indices]")
 
 
-max = _extreme_block("max", aten.max.dim, aten.amax.default)
-min = _extreme_block("min", aten.min.dim, aten.amin.default)
+max = _min_or_max_block("max", aten.max.dim, aten.amax.default)
+min = _min_or_max_block("min", aten.min.dim, aten.amin.default)
