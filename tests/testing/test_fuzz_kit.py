@@ -86,7 +86,7 @@ class Counting(nn.Module):
 
 
 def test_a_failure_has_its_kind() -> None:
-    with pytest.raises(ModelError, match=r"values: result.*eager gives") as caught:
+    with pytest.raises(ModelError, match=r"values: .*result.*eager gives") as caught:
         check_model(Counting, (TensorSpec(("n",)),), sizes={"n": (1, 2, 4)})
     assert caught.value.kind == "values"
 
