@@ -1,8 +1,8 @@
 """``python -m benchmarks.passages --seed N``: draw sixty passages of the project for a reader who has not seen it.
 
-The reader says of each whether a fluent engineer understands it at first reading; docs/testing.md has the goal. A
-passage is shown as people meet it: a docstring below its signature, a signature without a docstring with its module and
-class, a message whole, with what its variables were assigned, a paragraph below its page's title and heading.
+The reader says of each whether a fluent engineer understands it at first reading (docs/internals/testing.md). A passage
+is shown as people meet it: a docstring below its signature, a signature without a docstring with its module and class,
+a message whole, with what its variables were assigned, a paragraph below its page's title and heading.
 """
 
 from __future__ import annotations
