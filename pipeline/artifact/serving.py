@@ -143,7 +143,7 @@ def _result_ports(compiled: Compiled) -> Iterator[tuple[str, Port]]:
 def _triton_tensor(name: str, port: Port, batch_sizes: Range | None) -> TritonTensor:
     dtype = port.dtype or torch.int64
     if dtype not in TYPES:
-        raise ArtifactError(f"the input or output {name} is {dtype_name(dtype)}, a dtype that Triton does not have")
+        raise ArtifactError(f"{name} is {dtype_name(dtype)}, a dtype that Triton lacks", "cast it in the model")
     sizes = tuple(size if isinstance(size, int) else -1 for size in port.shape)[batch_sizes is not None :]
     return TritonTensor(name, dtype, sizes or (1,))
 

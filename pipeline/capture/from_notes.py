@@ -131,7 +131,7 @@ def _symbol_ranges_in_profile(
             low, high = max(known.min, given.min), min(known.max, given.max)
             if low > high:
                 name = inputs[wish.input].name
-                raise ValueError(f"profile {profile_index} has no size of input {name} that the model accepts")
+                raise ValueError(f"profile {profile_index}: the model accepts no size of {name} in it; change it")
             found[name] = Range(low, min(max(given.opt, low), high), high)
     return found
 

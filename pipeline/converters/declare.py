@@ -159,13 +159,13 @@ def collect(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[
     if wrong := [module for module in modules if not isinstance(module, ModuleType)]:
         raise TypeError(f"of() takes modules, not {wrong[0]!r}: call register() to add functions")
     for module in sorted({*modules}, key=lambda module: module.__name__):
-        for value in _values_in_module(module):
+        for value in _objects_in_module(module):
             by_factory = "<locals>" in getattr(value, "__qualname__", "<locals>")
             if records_of(value, attribute) is not None and (by_factory or value.__module__ == module.__name__):
                 yield value
 
 
-def _values_in_module(module: ModuleType) -> Iterator[Any]:
+def _objects_in_module(module: ModuleType) -> Iterator[Any]:
     for name, value in list(vars(module).items()):
         if isinstance(value, dict) and not name.startswith("__"):
             value = [*value.values()]

@@ -87,7 +87,7 @@ def _live_and_size_nodes(
         node = waiting.pop()
         if node in live or node in sizes:
             continue
-        if _can_be_computed(node, sources):
+        if _can_be_computed_from(node, sources):
             sizes.add(node)
         else:
             live.add(node)
@@ -95,7 +95,7 @@ def _live_and_size_nodes(
     return live, [node for node in graph.nodes if node in sizes]
 
 
-def _can_be_computed(node: torch.fx.Node, sources: Mapping[str, InputSize]) -> bool:
+def _can_be_computed_from(node: torch.fx.Node, sources: Mapping[str, InputSize]) -> bool:
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, torch.SymInt) or isinstance(expr := expression(value), int):
         return False

@@ -112,7 +112,7 @@ def _check_input(port: Port, value: object) -> None:
     elif value.layout != port.layout:
         raise TypeError(f"input {port.name} has layout {value.layout}, expected {port.layout}")
     elif value.is_meta:
-        raise TypeError(f"input {port.name} is on the meta device, so it has a shape but no values")
+        raise TypeError(f"input {port.name} is on the meta device, without values: pass a tensor on the CPU or GPU")
 
 
 class ConstantInputs:

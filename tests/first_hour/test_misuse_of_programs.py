@@ -58,7 +58,7 @@ CALLS: Final[dict[str, Misuse]] = {
     ),
     "None": (lambda: compiled()(None), "input input is None, expected a tensor"),
     "a tuple": (lambda: compiled()((X,)), "input input is a tuple, expected a tensor"),
-    "on meta": (lambda: compiled()(X.to("meta")), "input input is on the meta device, so it has a shape but no va"),
+    "on meta": (lambda: compiled()(X.to("meta")), "input input is on the meta device, without values: pass"),
     "sparse": (
         lambda: compiled()(X.to_sparse()),
         "input input has layout torch.sparse_coo, expected torch.strided",

@@ -230,7 +230,7 @@ class CompiledGeneration:
         model's hidden states."""
         made = super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
         if getattr(made, "requires_model_outputs", False):
-            raise ValueError(f"{type(made).__name__} needs the model's hidden states, which the engines do not return")
+            raise ValueError(f"{type(made).__name__} needs hidden states, which engines do not return: leave it out")
         return made
 
     def get_encoder(self, *args: object, **kwargs: Any) -> Pretrained:
