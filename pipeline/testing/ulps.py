@@ -84,42 +84,42 @@ _RECURRENT = Units(16, "each step adds its rounding error to the next", "tensor"
 _TAIL = Units(DEFAULT.units, DEFAULT.reason, exponential=True)
 
 
-def _rows(operator_names: str, tolerance: Units) -> dict[object, Units]:
+def _each(operator_names: str, tolerance: Units) -> dict[object, Units]:
     return dict.fromkeys(operator_names.split(), tolerance)
 
 
 ULPS: Final[Mapping[object, Units]] = {
-    **_rows("sum mean cumsum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d", _SUM),
-    **_rows("adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d", _SUM),
-    **_rows("_embedding_bag _embedding_bag_forward_only unfold_backward", _SUM),
-    **_rows("sigmoid silu", _TAIL),
-    **_rows("addcmul addcdiv lerp linalg_cross", Units(4, "a product is added, and may cancel", "tensor")),
-    **_rows(
+    **_each("sum mean cumsum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d", _SUM),
+    **_each("adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d", _SUM),
+    **_each("_embedding_bag _embedding_bag_forward_only unfold_backward", _SUM),
+    **_each("sigmoid silu", _TAIL),
+    **_each("addcmul addcdiv lerp linalg_cross", Units(4, "a product is added, and may cancel", "tensor")),
+    **_each(
         "logsumexp logcumsumexp",
         Units(4, "a logarithm near 0 has few of the bits of the sum, which is near 1", "tensor"),
     ),
-    **_rows("remainder fmod", Units(DEFAULT.units, DEFAULT.reason, rounds_numbers=True)),
+    **_each("remainder fmod", Units(DEFAULT.units, DEFAULT.reason, rounds_numbers=True)),
     "prod": Units(8, "the order of a product of many factors is free, and each rounds"),
     "softshrink": Units(2, DEFAULT.reason, signed_zeros=False),  # eager's own differs with the length of the tensor
-    **_rows("maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip topk sort", _TIES),
-    **_rows("cummax cummin max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices", _TIES),
-    **_rows("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d median nanmedian kthvalue", _TIES),
-    **_rows("add sub rsub", Units(1, "other times alpha is rounded before it is added", "tensor")),
-    **_rows("log_softmax _log_softmax", Units(2, "a difference, which may cancel", "tensor")),
-    **_rows("mm bmm addmm baddbmm matmul linear mv dot convolution addmv addbmm", _PRODUCT),
-    **_rows("erfc special_erfcx erfinv", Units(6, "a polynomial of twelve terms, and an exponential")),
-    **_rows("lgamma digamma", Units(16, "terms that cancel where the function is 0", "tensor")),
+    **_each("maximum minimum fmax fmin max min amax amin aminmax clamp clamp_min clamp_max clip topk sort", _TIES),
+    **_each("cummax cummin max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices", _TIES),
+    **_each("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d median nanmedian kthvalue", _TIES),
+    **_each("add sub rsub", Units(1, "other times alpha is rounded before it is added", "tensor")),
+    **_each("log_softmax _log_softmax", Units(2, "a difference, which may cancel", "tensor")),
+    **_each("mm bmm addmm baddbmm matmul linear mv dot convolution addmv addbmm", _PRODUCT),
+    **_each("erfc special_erfcx erfinv", Units(6, "a polynomial of twelve terms, and an exponential")),
+    **_each("lgamma digamma", Units(16, "terms that cancel where the function is 0", "tensor")),
     "rms_norm": Units(4, "a mean of squares, a root, a quotient and a product, each rounded"),
-    **_rows("var_mean std_mean layer_norm native_layer_norm group_norm native_group_norm instance_norm", _MOMENTS),
-    **_rows("batch_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training", _MOMENTS),
-    **_rows("scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu", _ATTENTION),
-    **_rows("upsample_linear1d upsample_bilinear2d upsample_trilinear3d", _NEIGHBOURS),
-    **_rows("upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler grid_sampler_2d", _CURVE),
-    **_rows("_fft_c2c _fft_r2c _fft_c2r", _FOURIER),
-    **_rows("linalg_inv_ex linalg_cholesky_ex linalg_solve_triangular cholesky_solve cholesky_inverse", _STEPS),
-    **_rows("linalg_solve linalg_det linalg_slogdet", _STEPS),
-    **_rows("lstm gru rnn_tanh rnn_relu packed_lstm packed_gru packed_rnn_tanh packed_rnn_relu", _RECURRENT),
-    **_rows("linear_attention selective_scan", _RECURRENT),
+    **_each("var_mean std_mean layer_norm native_layer_norm group_norm native_group_norm instance_norm", _MOMENTS),
+    **_each("batch_norm native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training", _MOMENTS),
+    **_each("scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu", _ATTENTION),
+    **_each("upsample_linear1d upsample_bilinear2d upsample_trilinear3d", _NEIGHBOURS),
+    **_each("upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler grid_sampler_2d", _CURVE),
+    **_each("_fft_c2c _fft_r2c _fft_c2r", _FOURIER),
+    **_each("linalg_inv_ex linalg_cholesky_ex linalg_solve_triangular cholesky_solve cholesky_inverse", _STEPS),
+    **_each("linalg_solve linalg_det linalg_slogdet", _STEPS),
+    **_each("lstm gru rnn_tanh rnn_relu packed_lstm packed_gru packed_rnn_tanh packed_rnn_relu", _RECURRENT),
+    **_each("linear_attention selective_scan", _RECURRENT),
 }
 """The tolerances by operator (its packet's name), or by (operator, dtype) for a dtype with its own tolerance."""
 

@@ -73,7 +73,7 @@ def heal(
     healing = _Healing(compiled, bisection, comparison, trial_compiler).choose_alternatives()
     if healing is None:
         where = f"not only at {', '.join(bisection.nodes)}" if bisection.faults else "in no part that was run alone"
-        raise AgreementError(agreement, f"healing failed: wrong values arise {where}; try torch_executed_ops by module")
+        raise AgreementError(agreement, f"healing failed: wrong values arise {where}; use torch_executed_ops")
     chosen, result = healing
     if final_compiler is not trial_compiler:
         result = _Healing(compiled, bisection, comparison, final_compiler).compile_with_alternatives(chosen)
