@@ -23,7 +23,7 @@ NON_ZERO: Final[Mapping[str, Mapping[str, str]]] = {
     "x[:, mask]": {"aten.index.Tensor": "is a mask"},
     "nonzero": {"aten.nonzero.default": COUNT},
     "nonzero as tuple": {"aten.nonzero_numpy.default": COUNT},
-    "argwhere": {"aten.argwhere.default": COUNT},
+    "argwhere": {"aten.argwhere.default": DATA},
     "masked_select": {"aten.masked_select.default": COUNT},
 }
 """What only a TensorRT without a layer for nonzero refuses."""
