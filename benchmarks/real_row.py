@@ -216,7 +216,7 @@ def ratio(ours: Sequence[float], own: Sequence[float], dtype: torch.dtype) -> fl
 
 def compiler(turns: Turns, device: str, **settings: Any) -> pipeline.Pipeline:
     """What compiles with CUDA graphs; it measures when no other process uses the GPU."""
-    alone = partial(measured_segments, turn=partial(turns.held, alone=True))
+    alone = partial(measured_segments, measuring_context=partial(turns.held, alone=True))
     return pipeline.default(cuda_graphs=device != "cpu", **settings).replace("choose", Choose(alone))
 
 

@@ -96,9 +96,8 @@ def compiled(
             processes.submit(pipeline.CompilationSettings)
         compile = pipeline.default(cuda_graphs=True, build_executor=processes if pieces > 1 else None, **settings)
         compile = compile.replace("partition", pipeline.in_pieces(pieces)) if pieces > 1 else compile
-        compile = compile.replace("choose", Choose(partial(choose.measure_segments, turn=alone))).observed_by(
-            *observers
-        )
+        timer = partial(choose.measure_segments, measuring_context=alone)
+        compile = compile.replace("choose", Choose(timer)).observed_by(*observers)
         return compile_for_generation(model, **sizes, compile=compile, executor=EXECUTOR, shared_weights=shared)
 
 

@@ -69,14 +69,14 @@ class Timer(Protocol):
 def measure_segments(
     programs: Sequence[Compiled],
     profile: int | None = None,
-    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    measuring_context: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Sequence[Mapping[str, SegmentCost]]:
-    """Measure segments in calls of the usual sizes, without the other ranks. ``turn``: see `segment_costs`."""
+    """Measure segments in calls of the usual sizes, without other ranks. ``measuring_context``: see `segment_costs`."""
     programs = [_with_engines_of_profile(without_communication(each), profile) for each in programs]
     program, cuda = programs[0].program, torch.device("cuda")
     calls = [Call(*create_sample(program, sizes).arguments(program, cuda)) for sizes in tuned_sizes(program, profile)]
     with torch.random.fork_rng(devices=[torch.cuda.current_device()]):  # operators may draw random numbers
-        return segment_costs(programs, calls, turn)
+        return segment_costs(programs, calls, measuring_context)
 
 
 def _with_engines_of_profile(compiled: Compiled, profile: int | None) -> Compiled:
