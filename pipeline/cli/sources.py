@@ -202,7 +202,7 @@ def _match_inputs(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[I
     by_name = {i.name: i for i in inputs if i.name}
     given = [by_name.get(str(name)) or next(unnamed, None) for name in names]
     if None in given or len(inputs) != len(names):
-        raise UsageError(f"--input: got {len(inputs)}; describe each of {', '.join(map(str, names))} once, or none")
+        raise UsageError(f"--input: describe each of the exported inputs ({', '.join(map(str, names))}) once, or none")
     found = tuple(i for i in given if i is not None)
     for name, wish in zip(names, found, strict=True):
         value = values[str(name)]
