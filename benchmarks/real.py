@@ -30,8 +30,8 @@ from benchmarks.real_tables import Key, key
 DTYPES = ("float16", "bfloat16")
 METHODS = ("eager + graph", "torch.compile reduce-overhead")
 AUTOTUNE, PEER = "torch.compile max-autotune", "Torch-TensorRT + graph"
-MEASURING, COMPILING = "BENCHMARKS_MEASURING_CORES", "BENCHMARKS_COMPILING_CORES"
-"""Variables that tell a row's process the cores on which it measures, which nothing else uses, and all its others."""
+MEASURING = "BENCHMARKS_MEASURING_CORES"
+"""The variable that tells a row's process on which cores it measures ("0,1"), which nothing else uses."""
 QUIET = 2
 """Cores of the host that are left free for measurements, for each GPU, if there are eight times as many."""
 PAUSE = 0.1
@@ -63,12 +63,21 @@ class Job:
 class Running:
     """A job's process, on one GPU."""
 
-    def __init__(self, job: Job, gpu: int, folder: Path, environment: Mapping[str, str], limit: float) -> None:
+    def __init__(
+        self,
+        job: Job,
+        gpu: int,
+        folder: Path,
+        environment: Mapping[str, str],
+        limit: float,
+        measuring: Sequence[int],
+        compiling: Sequence[int],
+    ) -> None:
         self.job, self.gpu = job, gpu
         self.report, self.log = folder / "row.json", folder / "log.txt"
         self.until = time.monotonic() + limit
         caches = {name: str(folder / name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "PIPELINE_CACHE")}
-        own = {"CUDA_VISIBLE_DEVICES": _visible(gpu), **caches}
+        own = {"CUDA_VISIBLE_DEVICES": _visible(gpu), MEASURING: ",".join(map(str, measuring)), **caches}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [*job.command, str(self.report)],
@@ -78,6 +87,8 @@ class Running:
                 env={**os.environ, **environment, **own},
                 start_new_session=True,
             )
+        with contextlib.suppress(ProcessLookupError):  # before it has threads, which inherit its cores
+            os.sched_setaffinity(self.process.pid, compiling)
 
     def row(self) -> dict[str, Any] | None:
         """The row when the process has ended or is out of time; None while it runs."""
@@ -103,13 +114,12 @@ class Running:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def cores(gpu: int, gpus: int) -> dict[str, str]:
-    """The cores on which rows of a GPU measure and compile, as variables; none on a small machine."""
+def cores(gpu: int, gpus: int) -> tuple[list[int], list[int]]:
+    """Cores on which rows of a GPU measure, and those on which all rows compile; on a small machine both are all cores."""
     every = sorted(os.sched_getaffinity(0))
     if len(every) < 8 * QUIET * gpus:
-        return {}
-    parts = {MEASURING: every[QUIET * gpu : QUIET * (gpu + 1)], COMPILING: every[QUIET * gpus :]}
-    return {name: ",".join(map(str, part)) for name, part in parts.items()}
+        return every, every
+    return every[QUIET * gpu : QUIET * (gpu + 1)], every[QUIET * gpus :]
 
 
 def _visible(gpu: int) -> str:
@@ -155,7 +165,7 @@ def run(
                 while len(running) < processes and (job := _next(waiting, running, most)):
                     gpu = min(range(gpus), key=lambda g: sum(each.job.heavy for each in running if each.gpu == g))
                     place = Path(tempfile.mkdtemp(dir=folder))
-                    running.append(Running(job, gpu, place, {**(environment or {}), **cores(gpu, gpus)}, limit))
+                    running.append(Running(job, gpu, place, environment or {}, limit, *cores(gpu, gpus)))
                 time.sleep(PAUSE)
         finally:
             for each in running:
@@ -198,7 +208,6 @@ def child(options: argparse.Namespace, methods: Sequence[str]) -> int:
 
     name, dtype, file = options.child
     [row] = [each for each in rows() if each.name == name]
-    real_row.move_to_cores(os.environ.get(COMPILING, ""))
     report, turns = real_row.Report(Path(file)), real_row.Turns(real_row.of_this_gpu())
     how = {"torch_compile": options.torch_compile}
     found = real_row.run(row, dtype, options.device, report, turns, methods, options.exact, **how)

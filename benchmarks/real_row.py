@@ -25,13 +25,12 @@ from benchmarks.environment import environment
 from benchmarks.floors import speeds, work
 from benchmarks.gpu import HostMemory
 from benchmarks.methods import METHODS, Call, Clock, inductor, mode
-from benchmarks.real import COMPILING, MEASURING
+from benchmarks.real import MEASURING
 from benchmarks.real_models import Inputs, Row
 from benchmarks.real_tables import OURS
 from benchmarks.turns import REST, in_turns
 from pipeline.cli.usage import first_line
-from pipeline.stages.choose import Choose
-from pipeline.stages.choose import measure_segments as measured_segments
+from pipeline.stages.choose import Choose, measure_segments
 from pipeline.verification.eager import use_tf32
 
 LIBRARIES = ("transformers", "diffusers", "timm", "torchvision")
@@ -67,23 +66,23 @@ class Turns:
 def urgent() -> Iterator[None]:
     """Within it, the host runs this process before others, if the user may ask for that, and on cores of its own, if
     `benchmarks.real` left some free, so that calls are launched in time while others compile."""
-    before = os.getpriority(os.PRIO_PROCESS, 0)
+    before, cores = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -20)
-    move_to_cores(os.environ.get(MEASURING, ""))
+    move_to_cores({int(core) for core in os.environ.get(MEASURING, "").split(",") if core} or cores)
     try:
         yield
     finally:
-        move_to_cores(os.environ.get(COMPILING, ""))
+        move_to_cores(cores)
         with contextlib.suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
-def move_to_cores(cores: str) -> None:
-    """Run all threads of this process on these cores, "0,1"; nothing if none are named."""
-    for thread in Path("/proc/self/task").iterdir() if cores else ():
+def move_to_cores(cores: set[int]) -> None:
+    """Run all threads of this process on these cores."""
+    for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
-            os.sched_setaffinity(int(thread.name), {int(core) for core in cores.split(",")})
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def of_this_gpu() -> Path:
@@ -216,7 +215,7 @@ def ratio(ours: Sequence[float], own: Sequence[float], dtype: torch.dtype) -> fl
 
 def compiler(turns: Turns, device: str, **settings: Any) -> pipeline.Pipeline:
     """What compiles with CUDA graphs; it measures when no other process uses the GPU."""
-    alone = partial(measured_segments, measuring_context=partial(turns.held, alone=True))
+    alone = partial(measure_segments, measuring_context=partial(turns.held, alone=True))
     return pipeline.default(cuda_graphs=device != "cpu", **settings).replace("choose", Choose(alone))
 
 

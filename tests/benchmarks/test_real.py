@@ -80,9 +80,8 @@ def test_gpus_have_jobs_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_rows_measure_on_cores_that_nothing_else_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
     first, second = (real.cores(gpu, 2) for gpu in (0, 1))
-    assert (first[real.MEASURING], second[real.MEASURING]) == ("0,1", "2,3")
-    assert first[real.COMPILING] == second[real.COMPILING] == ",".join(map(str, range(4, 32)))
-    assert not real.cores(0, 3), "a machine with few cores leaves none free"
+    assert first == ([0, 1], [*range(4, 32)]) and second == ([2, 3], [*range(4, 32)])
+    assert real.cores(0, 3) == ([*range(32)], [*range(32)]), "a machine with few cores leaves none free"
 
 
 def test_all_threads_of_a_process_move(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +89,6 @@ def test_all_threads_of_a_process_move(monkeypatch: pytest.MonkeyPatch) -> None:
     thread = threading.Thread(target=lambda: (end.wait(), found.append(os.sched_getaffinity(0))))
     thread.start()
     monkeypatch.setenv(real.MEASURING, str(min(before)))
-    monkeypatch.setenv(real.COMPILING, ",".join(map(str, before)))
     with real_row.urgent():
         assert os.sched_getaffinity(0) == {min(before)}
         end.set()

@@ -255,3 +255,16 @@ def compiled(family: str, **sizes: Any) -> Any:
 
     unbuilt = pipeline.default().replace("build", pipeline.stages.unbuilt)
     return compile_for_generation(model(family), executor="reference", compile=unbuilt, **sizes)
+
+
+class Streamed:
+    """A streamer that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def put(self, tokens: torch.Tensor) -> None:
+        self.got.append(tokens.tolist())
+
+    def end(self) -> None:
+        self.got.append("end")

@@ -58,25 +58,12 @@ def test_the_step_after_the_end_is_dropped(llama: Any, last: bool, monkeypatch: 
     assert order[:3] == ["step", "step", "read"], "the host starts a step before it waits for the flag of the last"
 
 
-class Streamed:
-    """A streamer that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.got: list[Any] = []
-
-    def put(self, tokens: torch.Tensor) -> None:
-        self.got.append(tokens.tolist())
-
-    def end(self) -> None:
-        self.got.append("end")
-
-
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_streamer_gets_the_tokens(llama: Any, ends: bool) -> None:
     model, inputs = families.model("llama"), families.prompts("llama", (4,))
     free = model.generate(**inputs, max_new_tokens=8, eos_token_id=None)
     how: Any = {"max_new_tokens": 8, "eos_token_id": int(free[0, 8]) if ends else None, "pad_token_id": 0}
-    ours, theirs = Streamed(), Streamed()
+    ours, theirs = families.Streamed(), families.Streamed()
     model.generate(**inputs, **how, streamer=theirs)
     llama.generate(**inputs, **how, streamer=ours)
     assert ours.got == theirs.got and ours.got[-1] == "end"

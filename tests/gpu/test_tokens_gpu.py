@@ -223,17 +223,6 @@ class Slow(LogitsProcessor):
         return scores
 
 
-class Streamed:
-    def __init__(self) -> None:
-        self.got: list[Any] = []
-
-    def put(self, tokens: torch.Tensor) -> None:
-        self.got.append(tokens.tolist())
-
-    def end(self) -> None:
-        self.got.append("end")
-
-
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("graphs", [False, True])
 def test_tokens_that_nobody_waits_for_are_those_of_transformers_loop(graphs: bool, slow: bool) -> None:
@@ -252,7 +241,7 @@ def test_tokens_that_nobody_waits_for_are_those_of_transformers_loop(graphs: boo
         for want, got in zip(*found, strict=True):
             assert torch.equal(want, got)
     one = {"input_ids": inputs["input_ids"][2:]}
-    streamed = [Streamed(), Streamed()]
+    streamed = [families.Streamed(), families.Streamed()]
     for streamer, more in zip(streamed, ({"return_dict_in_generate": True}, {}), strict=True):
         families.generated(compiled, one, 24, streamer=streamer, **more)
     assert streamed[0].got == streamed[1].got and streamed[0].got[-1] == "end"
