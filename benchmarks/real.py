@@ -115,7 +115,7 @@ class Running:
 
 
 def cores(gpu: int, gpus: int) -> tuple[list[int], list[int]]:
-    """Cores on which rows of a GPU measure, and those on which all rows compile; on a small machine both are all cores."""
+    """Cores on which rows of a GPU measure, and those on which all rows compile; on a small machine, all for both."""
     every = sorted(os.sched_getaffinity(0))
     if len(every) < 8 * QUIET * gpus:
         return every, every

@@ -66,6 +66,8 @@ OURS = Backend(exporters.PipelineExporter, partial(exporters.PipelineConfig, set
 
 def cases(source: Path) -> Iterator[Case]:
     """Yield a case for each export test of each model."""
+    if not (source / "tests/exporters").is_dir():
+        raise SystemExit(f"{source} has no folder tests/exporters: expected a checkout of transformers")
     if str(source) not in sys.path:
         sys.path.insert(0, str(source))
     importlib.import_module(SUITE)
