@@ -52,7 +52,9 @@ def main() -> int:
     if options.least is None:
         return int(bool(wrong))
     right = share(found)
-    print(f"{right:.1f} % are right")
+    left_out = [row["reason"] for row in found.values() if row["outcome"] == "no case"]
+    first = f", {len(left_out)} are no case, the first because {left_out[0]}" if left_out else ""
+    print(f"{right:.1f} % are right{first}")
     return int(right < options.least)
 
 
