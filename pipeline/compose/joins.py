@@ -108,7 +108,8 @@ def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> No
 
 def refuse_unknown_arguments(unknown: Mapping[str, object]) -> None:
     """Raise a `TypeError` for unknown arguments of a pipeline's call; the message suggests what to write instead."""
-    ours = {"inputs": "args", "arg_inputs": "args", "sample_inputs": "args", "kwarg_inputs": "kwargs"}
+    ours = dict.fromkeys(("inputs", "arg_inputs", "sample_inputs"), "args")
+    ours |= {"kwarg_inputs": "kwargs", "dynamic": "dynamic_shapes"}
     for name in unknown:
         instead = f"use {ours[name]}=" if name in ours else "pass settings to pipeline.default(…)"
         raise TypeError(f"a pipeline is called with (model, args, kwargs, dynamic_shapes), not {name!r}: {instead}")

@@ -162,9 +162,9 @@ def nodes_depending_on(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
 
 
 def _written_nodes(node: Node) -> Iterator[Node]:
-    """Yield the node that an in-place operator writes, and the nodes of which this node may be a view."""
+    """Yield the node that an in-place operator writes, and the tensors of which this node may be a view."""
     written: object = next(iter(node.all_input_nodes), None)
-    while isinstance(written, Node):
+    while isinstance(written, Node) and not isinstance(written.meta.get("val"), torch.SymInt | int):
         yield written
         written = written.args[0] if written.op == "call_function" and written.args else None
 

@@ -267,6 +267,23 @@ def test_what_each_call_computes_anew_is_no_state(
         torch.testing.assert_close(compiled(x), eager(x).detach())
 
 
+def counts_rows(m: Keeps, x: torch.Tensor) -> torch.Tensor:
+    """Notes a dtype; writes in place to what is made of a size, which both calls read."""
+    rows = torch.arange(x.shape[0]) * 1.0
+    rows += 1
+    m.plain, m.note = m.plain.to(x.dtype), x.dtype
+    return x + rows[:, None] * m.plain.sum() + x.shape[0]
+
+
+def test_sizes_are_not_written_by_what_is_computed_of_them() -> None:
+    model = keeping(counts_rows)
+    model.plain = model.plain.double()
+    eager = copy.deepcopy(model)
+    compiled = pipeline.default(min_block_size=1)(model, args=(torch.ones(2, 3),), dynamic_shapes=RANGE)
+    x = torch.randn(3, 3)
+    torch.testing.assert_close(compiled(x), eager(x).detach())
+
+
 class Leaves(nn.Module):
     """Leaves what it computes for others to read."""
 

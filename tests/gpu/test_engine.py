@@ -288,7 +288,7 @@ def test_a_plan_of_another_version_says_so() -> None:
     plan = bytearray(bytes(engine))
     plan[:64] = bytes(64)
     other = attrs.evolve(engine, plan=bytes(plan), library=f"{CAPABILITIES.flavour} 0.9")
-    with pytest.raises(ExecutionError, match=f"built by {CAPABILITIES.flavour} 0.9, and {LIBRARY} loads only its own"):
+    with pytest.raises(ExecutionError, match=f"built by {CAPABILITIES.flavour} 0.9, but {LIBRARY} loads only its own"):
         EngineRunner(other, network)
 
 
