@@ -11,7 +11,7 @@ receive their values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from attrs import field, frozen
@@ -43,10 +43,17 @@ class Partitioner(Protocol):
         """
 
 
+OPERATORS_PER_ENGINE: Final = 1000
+"""The default partitioner cuts an engine of at least twice as many operators into engines of about this size: TensorRT
+builds them in less time. SDXL's UNet (3,492 operators) is built in 151 s as one engine, and in 61 s as four, on a core
+of an AMD EPYC (TensorRT-RTX 1.6.1, float16)."""
+
+
 @frozen
 class Partition:
-    """The default partitioner, which builds as few and as large engines as possible.
+    """The default partitioner, which builds as few engines as possible, of up to 2,000 operators.
 
+    Larger engines are cut as by `in_pieces`, unless ``max_engines`` is set; ``in_pieces(1)`` never cuts.
     Patterns that TensorRT fuses (a convolution or matmul with the norm and elementwise operators after it, attention)
     are never cut. If any operator runs in PyTorch, further operators move to PyTorch: cheap neighbours if fewer bytes
     then cross, engines with fewer than ``min_block_size`` operators, and the smallest engines beyond ``max_engines``.
@@ -55,7 +62,8 @@ class Partition:
     name: str = "partition"
 
     def __call__(self, validated: Validated) -> Partitioned:
-        return _partition(validated, _largest_units)
+        cut = _cut_large_engine if validated.program.settings.max_engines is None else None
+        return _partition(validated, _largest_units, cut)
 
 
 @frozen
@@ -91,6 +99,10 @@ class InPieces:
         submodules = Submodules(pattern=self.between)
         keys = [submodules.path_of(node) for node in flow.nodes]
         return _cut_engine_behind_updates(flow, units, operators, keys)
+
+
+def _cut_large_engine(flow: Flow, units: Units, operators: Sequence[int]) -> list[tuple[int, ...]]:
+    return split_evenly(flow, units, operators, max(1, len(operators) // OPERATORS_PER_ENGINE))
 
 
 @frozen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib import import_module
 from itertools import chain
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -274,6 +275,18 @@ def test_pieces_of_each_engine_beside_pytorch() -> None:
     record = cut(pipeline.in_pieces(2))
     assert [s.kind for s in record.segments] == ["engine", "engine", "torch", "engine", "engine"]
     assert len(cut(pipeline.in_pieces(100)).segments) < 17, "fewer than asked for, where what is fused is all there is"
+
+
+def test_large_engines_are_cut_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    operators, pieces = 15, 3
+    monkeypatch.setattr(import_module("pipeline.stages.partition"), "OPERATORS_PER_ENGINE", operators // pieces)
+    record = cut(torch_executed_ops=())
+    assert [s.nodes for s in record.segments] == [
+        s.nodes for s in cut(pipeline.in_pieces(pieces), torch_executed_ops=()).segments
+    ]
+    assert len(record.segments) == pieces
+    assert len(cut(torch_executed_ops=(), max_engines=1).segments) == 1
+    assert len(cut(pipeline.in_pieces(1), torch_executed_ops=()).segments) == 1
 
 
 @pytest.mark.parametrize(("count", "error"), [(0, ValueError), (-1, ValueError), ("2", TypeError)])
