@@ -98,12 +98,19 @@ class Running:
         self.kill()
         self.process.wait()
         found: dict[str, Any] = dict(zip(("name", "dtype", "exact", "torch_compile"), self.job.key, strict=True))
-        with contextlib.suppress(OSError):
-            found |= json.loads(self.report.read_text(encoding="utf-8"))
+        found |= self.known()
         if "failed" not in found and (late or code or found.get("phase") != "done"):
             why = "it took too long" if code is None else f"its process ended with code {code}: {self._said()}"
             found["failed"] = {"phase": found.get("phase", "start"), "error": why}
         return found
+
+    def known(self) -> dict[str, Any]:
+        """What the process has reported so far."""
+        try:
+            known: dict[str, Any] = json.loads(self.report.read_text(encoding="utf-8"))
+        except OSError:
+            return {}
+        return known
 
     def _said(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace").strip()[-SAID:]
@@ -149,7 +156,8 @@ def run(
     """Run the jobs in order, so many at once, and append each row to the file when it is there.
 
     Those that run together are at most ``most`` heavy, if they are several: one that does not fit waits for the next.
-    When ``seconds`` are over, what runs is ended without a row. A job that takes longer than ``limit`` is a failure.
+    When ``seconds`` are over, what runs is ended without a row, and what it reported is printed. A job that takes more
+    than ``limit`` is a failure.
     Returns how many jobs have no row.
     """
     waiting, running = list(jobs), list[Running]()
@@ -172,6 +180,7 @@ def run(
                 each.kill()
             for each in running:
                 each.process.wait()
+                print(f"{each.job.name} {each.job.dtype} is not finished: {each.known()}", flush=True)
     return len(waiting) + len(running)
 
 
