@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import attrs
 import pytest
@@ -22,6 +23,12 @@ settings.register_profile("deep", max_examples=2000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 torch.set_num_threads(1)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Every day, GPU tests are read only where there is a GPU; `make test-all` reads them everywhere."""
+    everyday = "not slow" in config.option.markexpr and not torch.cuda.is_available()
+    return True if everyday and collection_path == Path(__file__).parent / "gpu" else None
 
 
 def pytest_collectstart() -> None:
@@ -50,7 +57,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected stays: the collector looks at it again only once in a long while."""
+    """What is imported and collected stays: the collector does not look at it again, and at other things less often."""
+    gc.collect()
+    gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 
 

@@ -29,15 +29,6 @@ class Inherits(dict[str, Any]):
     """An attribute that is inherited is replaced, and then is again."""
 
 
-@pytest.fixture(autouse=True)
-def _frozen() -> Iterator[None]:
-    """Each interrupt collects garbage, which is fast where little else is tracked."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 class Interrupt:
     """Raise KeyboardInterrupt at one of the moments at which Python may: where a function begins, and behind a call
     of C."""
