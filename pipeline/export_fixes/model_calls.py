@@ -94,7 +94,7 @@ def _write_at_scalars(tensor: torch.Tensor, index: tuple[Argument, ...], value: 
 
 
 def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
-    """Return the dims from which the 0-d tensors of an index select, as dims of a view that keeps them complete."""
+    """Return the dims that 0-d tensors of an index select from, counted in ``x[index]`` with ``:`` for each tensor."""
     found, dim = list[int](), 0
     read = sum(each is not None and each is not Ellipsis for each in index)
     for each in index:
@@ -162,6 +162,7 @@ def _pool_dynamic_windows(func: Target, args: Mapping[str, Argument]) -> object:
 
 
 def _one_number_per_dim(value: Argument, count: int) -> list[Argument]:
+    """Return a pooling argument as a list of ``count`` numbers, one for each dim; a single number is repeated."""
     numbers = [*value] if isinstance(value, tuple | list) else [value]
     return numbers * count if len(numbers) == 1 else numbers
 
@@ -217,6 +218,7 @@ def istft(
 
 
 def _overlap_add(windows: torch.Tensor, n_fft: int, hop: int, count: Argument) -> torch.Tensor:
+    """Return the sum of overlapping ``windows`` [batch, count, n_fft], each ``hop`` samples after the last one."""
     size = [windows.shape[0], n_fft + hop * (count - 1)]
     if windows.is_complex():
         parts = (aten.unfold_backward(part, size, 1, n_fft, hop) for part in (windows.real, windows.imag))

@@ -93,7 +93,7 @@ def pack_padded_rows(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple
 
 
 def recurrent_layer_on_padded_rows(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
-    """Return a function that runs a recurrent layer on a packed sequence's padded rows; None for other inputs."""
+    """Return a function that runs a recurrent layer on the rows of a packed sequence; it returns None for other data."""
 
     def run(data: Tensor, sizes: object, *rest: Argument) -> tuple[Tensor, ...] | None:
         packed = origin_of_sizes(sizes)
@@ -117,6 +117,7 @@ def _padded_rows(data: Tensor, packed: PackedOrigin) -> Tensor:
 def _pad_as_requested(
     data: Tensor, sizes: object, batch_first: bool, padding: float, total_length: Argument
 ) -> tuple[Tensor, Tensor] | None:
+    """Replace ``_pad_packed_sequence``: pad to ``total_length`` if the model passed it, else to the longest row."""
     length = total_length if _is_total_length_given() else longest_length(sizes)
     return pad_rows(data, sizes, batch_first, padding, length)
 

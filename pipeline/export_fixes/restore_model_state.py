@@ -151,7 +151,7 @@ class Snapshot:
                 yield name, value
 
     def added_values(self, name: str) -> Sequence[object] | None:
-        """Return the values added to an attribute that was None, or to a dict that kept its entries; else None."""
+        """Return the values added to an attribute that was None (its value) or a dict (its new entries); else None."""
         value, before = self.current.get(name), self.before.get(name)
         if before is None:
             return [value]

@@ -176,6 +176,7 @@ def _inline_calls(graph: TorchIR, receivers: Mapping[str, _Receiver]) -> tuple[T
 
 
 def _torch_nodes(block: TorchIR) -> Iterator[TorchIR]:
+    """Yield the nodes of a TorchScript block, each followed by the nodes of its nested blocks."""
     for node in block.nodes():
         yield node
         for inner in node.blocks():
@@ -278,6 +279,7 @@ def is_single_integer(tensor: torch.Tensor) -> bool:
 
 @lru_cache(maxsize=4096)
 def _overload_name(schema: str) -> str:
+    """Return the overload's name in an operator schema, ``default`` if it has none; empty for a node without schema."""
     if "(" not in schema or schema.startswith("("):
         return ""
     return str(torch._C.parse_schema(schema).overload_name) or "default"

@@ -127,4 +127,5 @@ def overloads(kind: str, *, tensorless: bool = False) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _all_kinds() -> tuple[str, ...]:
+    """Return the sorted names of all operators that TorchScript has, such as ``aten::add``."""
     return tuple(sorted({schema.name for schema in torch._C._jit_get_all_schemas()}))

@@ -87,6 +87,7 @@ def _layout_code(call: Call, x: Value) -> int:
 
 
 def _attribute_reader(name: str) -> Evaluator:
+    """Return an evaluator that returns the attribute ``name`` of the node's input, a tensor."""
     return lambda call, x: getattr(x, name)
 
 
