@@ -42,7 +42,7 @@ class FirstExport:
         error: the export's error; None if it succeeded, but its graph specialized a number to a constant.
         has_input_ranges: whether the ranges come from `Input` s, not from torch's named ``Dim`` s.
         has_specialized_size: whether torch specialized a dynamic size to a constant.
-        needs_narrower_ranges: whether torch accepts only narrower ranges; False if a requested dim is derived (``4*s``).
+        needs_narrower_ranges: whether torch accepts only narrower ranges; False if any dim is derived (``4*s``).
     """
 
     model: torch.nn.Module

@@ -172,7 +172,7 @@ def _written_nodes(node: Node) -> Iterator[Node]:
 
 
 def _constant_key(value: object) -> tuple[object, ...]:
-    """Return a key by which two constants of equal value are equal; each call of a model creates its literals anew."""
+    """Return a key that is equal for two constants of equal value; each call of a model creates its literals anew."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return (id(value),)
     values = value.constant if isinstance(value, FakeTensor) else value

@@ -294,7 +294,7 @@ def requested_bounds(requests: Iterable[SizeRequest]) -> dict[str, tuple[int, in
 def size_requests(
     exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object
 ) -> Iterator[SizeRequest]:
-    """Yield each input size in an export for which ``shapes`` has an entry, with this entry."""
+    """Yield (size in the exported graph, entry) for each dim of an input that has an entry in ``shapes``."""
     asked = _map_with_entries(lambda value, spec: _DimRequests(entries_by_dim(spec)), bind_args(model, *inputs), shapes)
     found = _to_args_and_kwargs(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
@@ -377,7 +377,7 @@ def _to_args_and_kwargs(model: torch.nn.Module, inputs: Inputs, values_by_name: 
 
 
 def _map_with_entries(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
-    """Replace each leaf of ``value`` by ``function(leaf, entry)``; the ``dynamic_shapes`` entry may be None."""
+    """Replace each leaf of ``value`` by ``function(leaf, entry)``; its entry is part of ``spec``, or None."""
     if type(value) in (list, tuple):
         given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
         return type(value)(_map_with_entries(function, v, s) for v, s in zip(value, given, strict=True))

@@ -54,8 +54,8 @@ _violations: ContextVar[list[ConstraintViolationError] | None] = ContextVar("vio
 
 
 def collect_range_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
-    """Return a context in which an export completes although a requested range is wider than the model accepts. The
-    list receives the errors that torch.export would raise at the end of the trace."""
+    """Return a context in which an export completes although a requested range is wider than the model accepts. It
+    yields a list that receives the errors that torch.export would raise at the end of the trace."""
     return set_contextvar(_violations, [])
 
 

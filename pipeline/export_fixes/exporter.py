@@ -114,6 +114,7 @@ def _export_model(
 def _export_with_notes(
     exporter: _Exporter, shapes: Spec, constants: Mapping[int, Constant], mode: TraceMode
 ) -> tuple[ExportedProgram, ExportNotes]:
+    """Return the first successful export and its notes; raise `CaptureError` if the model keeps state between calls."""
     with (
         set_contextvar(kept_state, KeptState(exporter.model)) as kept,
         set_contextvar(checks, Checks()) as found,

@@ -133,6 +133,7 @@ def entries_by_dim(spec: Spec) -> dict[int, Argument]:
 
 
 def _check_dim_entries(path: str, rank: int, spec: object) -> None:
+    """Raise an error if a tensor's ``dynamic_shapes`` entry has wrong types, or dims that its rank excludes."""
     if not isinstance(spec, Mapping | list | tuple):
         raise TypeError(
             f"dynamic_shapes for {path} is {kind_of(spec)}: pass a dict from dimensions to {ENTRY_KINDS}, or a tuple"

@@ -35,8 +35,8 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def trace_legacy_call(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Trace legacy code that eager accepts: ``x.data``, which torch does not trace as an operator, and
-    ``torch.where`` with a uint8 mask."""
+    """Return the call to trace in place of legacy code that torch.export rejects: ``x.data``, which torch does not
+    trace as an operator, and ``torch.where`` with a uint8 mask. Any other call is returned unchanged."""
     if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
         return torch.Tensor.detach, args[:1], {}
     if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
@@ -56,7 +56,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def trace_scalar_index(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Trace reads and writes at data-dependent 0-d indices: ``cache[:, i] = cache[:, j] + x``.
+    """Return the call to trace in place of a read or write at data-dependent 0-d indices (``cache[:, i] = x``).
 
     torch.export reads the number from such an index and fails: for writes, and before torch 2.13 for reads. Here a
     write uses an index tensor of one element, and a read uses a new symbol, as in torch 2.13.
@@ -120,8 +120,8 @@ POOL_ARGS: Final = {func: ("input", *NEUTRAL, "ceil_mode") if func in MAX_POOLS 
 
 
 def trace_pooling(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Trace pooling over dynamic sizes where torch accepts only Python ints: windows as long as a dim
-    (``F.avg_pool2d(x, x.shape[2:])``), and the dim that `max_pool1d` pools."""
+    """Return the call to trace in place of pooling over dynamic sizes where torch accepts only Python ints: windows as
+    long as a dim (``F.avg_pool2d(x, x.shape[2:])``), and the dim that `max_pool1d` pools."""
     if func in POOLS:
         given = {**dict(zip(POOL_ARGS[func], args, strict=False)), **kwargs}
         lengths = _one_number_per_dim(given["kernel_size"], 1) + [given["input"].shape[-1]] * (MAX_POOLS.get(func) == 1)
@@ -168,7 +168,7 @@ def _one_number_per_dim(value: Argument, count: int) -> list[Argument]:
 
 
 def trace_istft(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Decompose ``torch.istft`` with a dynamic length; torch accepts only a Python int."""
+    """Return the call of our `istft` in place of ``torch.istft`` with a dynamic length; torch accepts only an int."""
     if func is torch.istft or func is torch.Tensor.istft:
         given = {**dict(zip(ISTFT, args, strict=False)), **kwargs}
         if isinstance(given.get("length"), torch.SymInt):

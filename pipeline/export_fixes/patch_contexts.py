@@ -61,8 +61,8 @@ def _quantize_op(
 
 
 def patch_for_trace() -> AbstractContextManager[None]:
-    """Return a context for tracing with dynamic sizes: a size may be 0 or 1, a branch on that adds a guard, and sizes
-    that operators compute from a symbol are expressions of the symbol."""
+    """Return a context for tracing with dynamic sizes: a size may be 0 or 1, a branch on such a size adds a guard,
+    and sizes that operators compute from a symbol are expressions of the symbol."""
     return _patches.activate("trace")
 
 

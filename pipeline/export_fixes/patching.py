@@ -118,7 +118,7 @@ class Replacement:
             setattr(self.owner, self.name, value)
 
     def wrapper_for(self, original: Kernel | None) -> Kernel:
-        """Return a function that calls ours in threads that trace, and torch's own in other threads."""
+        """Return a function that calls our function in threads that trace, and torch's own in other threads."""
         ours, during, theirs = self.ours, self.during, original
         if theirs is None and isinstance(self.owner, OpOverload):
             theirs = functools.partial(self.owner._op_dk, self.name)

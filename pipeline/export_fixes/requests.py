@@ -149,7 +149,7 @@ def _entry_of_dim(spec: Spec, dim: int, rank: int) -> Any:
 
 
 def _size_bounds_of_entry(entry: Any, example_size: int) -> tuple[int, int]:
-    """Return the smallest and largest size that an entry of a profile allows."""
+    """Return the smallest and largest size that an entry of a profile allows; without an entry, the example's size."""
     if isinstance(entry, int):
         return entry, entry
     if hasattr(entry, "min") and hasattr(entry, "max"):

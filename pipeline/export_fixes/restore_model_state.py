@@ -127,7 +127,7 @@ def _contains_fakes(value: object, deep: bool = True) -> bool:
 
 @frozen
 class Snapshot:
-    """The attributes of an object, and what they and their containers held when the snapshot was taken."""
+    """The attributes of an object when the snapshot was taken, and copies of the lists, dicts and sets in them."""
 
     current: dict[str, Argument]
     before: dict[str, Argument]

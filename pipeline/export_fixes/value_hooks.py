@@ -115,5 +115,6 @@ def map_index(index: Argument, function: Function) -> object:
 
 
 def _index_with_known_numbers(index: Argument) -> Argument:
+    """Return the number that a 0-d index tensor equals, if it is computed from sizes; other items unchanged."""
     number = known_maximum(index) if isinstance(index, FakeTensor) and index.dim() == 0 else None
     return index.item() if isinstance(number, torch.SymInt) else index

@@ -106,6 +106,7 @@ class Evaluators(Mapping[str, Evaluator]):
 
 
 def _check_node_kind(key: object) -> None:
+    """Raise `ValueError` unless a key is a kind of node, or an overload of one, that TorchScript has."""
     match = _KEY.fullmatch(key) if isinstance(key, str) else None
     if match is None:
         raise ValueError(f"{key!r} is no kind of TorchScript node, such as 'prim::ListConstruct' or 'aten::add.int'")
