@@ -116,8 +116,7 @@ def clear_stored_shapes(model: torch.nn.Module) -> Iterator[None]:
         vars(model.get_submodule(path))[name] = torch.Size([NO_SIZE] * len(shape))
     yield
     if left := ", ".join(sorted(found.keys() - changed_attributes())):
-        kept = f"{type(model).__name__} stores a shape of an earlier call in {left}, and this call did not replace it"
-        raise CaptureError(f"{kept}: assign the attribute in each call")
+        raise CaptureError(f"the attribute {left} keeps the shape of an earlier call: assign it in each call")
 
 
 NUMBERS: Final = Attempt(

@@ -169,8 +169,7 @@ def _branch_error(line: str, problem: str) -> CaptureError:
     return CaptureError(f"the data-dependent if at {line} {problem}", HINT)
 
 
-def _tensor_type(tensor: torch.Tensor) -> object:
-    """Return the shape, dtype and device of a tensor, which must be equal in both results of an ``if``."""
+def _tensor_type(tensor: torch.Tensor) -> tuple[tuple[object, ...], torch.dtype, torch.device]:
     return shape_of(tensor), tensor.dtype, tensor.device
 
 
@@ -181,7 +180,6 @@ def _are_equal_numbers(a: object, b: object) -> bool:
 
 
 def _result_text(value: object) -> str:
-    """Return a branch's result as text for an error message, such as ``float32[2, 3]`` for a tensor."""
     if isinstance(value, torch.Tensor):
         sizes = ", ".join(map(str, shape_of(value)))
         return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"

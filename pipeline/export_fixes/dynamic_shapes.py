@@ -285,8 +285,7 @@ def requested_bounds(requests: Iterable[SizeRequest]) -> dict[str, tuple[int, in
                 )
             ends = max(low, least), min((e for e in (high, most) if e is not None), default=None)
             if ends[1] is not None and ends[0] > ends[1]:
-                why = f"sizes that must be equal have the ranges {least} to {most} and {low} to {high}"
-                raise ValueError(f"{why}: request ranges that overlap")
+                raise ValueError(f"the ranges of equal sizes must overlap, got {least} to {most} and {low} to {high}")
             found[symbol] = ends
     return found
 

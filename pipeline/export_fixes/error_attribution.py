@@ -196,8 +196,7 @@ def _unsupported_type_error(error: Exception, model: torch.nn.Module, leaves: Pa
         if f"Unsupported input type {type(value)}" in str(error):
             hint = "pass tensors, numbers, strings or containers of these; a constant can be an attribute of the model"
             if isinstance(value, type):
-                name = _input_name(model, path)
-                return CaptureError(f"input {name} is the class {value.__name__}: expected a value, not a class", hint)
+                return CaptureError(f"input {_input_name(model, path)} is the class {value.__name__} itself", hint)
             if type(value).__module__ == "numpy":
                 hint = f"pass a tensor: torch.{'from_numpy' if type(value).__name__ == 'ndarray' else 'tensor'}(…)"
             elif is_dataclass(value):

@@ -122,8 +122,7 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
     """
     if decisions.float_lines:
         place = next(iter(decisions.float_lines))
-        why = f"a branch at {place} depends on a float that Python reads from a tensor"
-        raise CaptureError(f"{why}: the program would be valid only for calls that read the same float", HINT)
+        raise CaptureError(f"{place} reads a float from a tensor: the program would be valid for its value only", HINT)
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
     tensors = _NumberTensors(graph)
     for node in list(graph.nodes):
@@ -135,8 +134,7 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
                 found.setdefault(place, []).append(tensors.negation_of(node.args[0]))
     for symbol in sorted(decisions.lines.keys() - seen):
         place = " or ".join(decisions.lines[symbol])
-        why = f"the branch at {place} depends on data, and the program has no way to check its condition in each call"
-        raise CaptureError(why, HINT)
+        raise CaptureError(f"the program cannot check in each call which branch the call takes at {place}", HINT)
     end = graph.output_node()
     with graph.inserting_before(end):
         made = [tensors.disjunction_of(each) for each in found.values()]
@@ -201,8 +199,7 @@ class _NumberTensors:
         first = next((self.tensor_of(arg) for arg in args if isinstance(arg, Node)), None)
         if operator is None or first is None:
             place = source_line_in(number.meta) or number.name
-            why = f"a branch depends on data, and the program cannot check its condition: it cannot compute {target}"
-            raise CaptureError(f"{why} at {place}", HINT)
+            raise CaptureError(f"a program cannot check the branch at {place}: it has no operator for {target}", HINT)
         given = [
             self.tensor_of(arg) if isinstance(arg, Node) else self.emit_constant(number, arg, first) for arg in args
         ]

@@ -161,10 +161,9 @@ def _pool_dynamic_windows(func: Target, args: Mapping[str, Argument]) -> object:
     return functional.max_pool2d(x.unsqueeze(-2), **rows, **others).squeeze(-2)
 
 
-def _one_number_per_dim(value: Argument, count: int) -> list[Argument]:
-    """Return a pooling argument as a list of ``count`` numbers, one for each dim; a single number is repeated."""
-    numbers = [*value] if isinstance(value, tuple | list) else [value]
-    return numbers * count if len(numbers) == 1 else numbers
+def _one_number_per_dim(one_or_several: Argument, dim_count: int) -> list[Argument]:
+    numbers = [*one_or_several] if isinstance(one_or_several, tuple | list) else [one_or_several]
+    return numbers * dim_count if len(numbers) == 1 else numbers
 
 
 def trace_istft(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:

@@ -69,8 +69,7 @@ def _profiles_of_inputs(inputs: Mapping[int, Input]) -> list[list[ProfileRanges]
     """Return for each profile the ranges of all inputs; raise `ValueError` if inputs have different profile counts."""
     counts = {len(each.profiles) for each in inputs.values()}
     if len(counts) > 1:
-        found = " and ".join(map(str, sorted(counts)))
-        raise ValueError(f"inputs have {found} profiles: give each pipeline.Input the same number of profiles")
+        raise ValueError(f"each Input needs the same number of profiles, got {' and '.join(map(str, sorted(counts)))}")
     return [
         [
             ProfileRanges(i, {d: Range(*ends) for d, ends in enumerate(zip(*each.profiles[at], strict=True))})

@@ -113,7 +113,7 @@ def _check_node_kind(key: object) -> None:
     kind, overload = match["kind"], match["overload"]
     known = overloads(kind)
     if kind.startswith("aten::") and not known:
-        near = ", ".join(difflib.get_close_matches(kind, _all_kinds(), 3))
+        near = ", ".join(difflib.get_close_matches(kind, _all_operator_names(), 3))
         raise ValueError(f"TorchScript has no operator {kind}{f'; similar names: {near}' if near else ''}")
     if known and overload not in (None, *known):
         raise ValueError(f"{kind} has no overload {overload!r}; its overloads are {', '.join(known)}")
@@ -127,6 +127,5 @@ def overloads(kind: str, *, tensorless: bool = False) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _all_kinds() -> tuple[str, ...]:
-    """Return the sorted names of all operators that TorchScript has, such as ``aten::add``."""
+def _all_operator_names() -> tuple[str, ...]:
     return tuple(sorted({schema.name for schema in torch._C._jit_get_all_schemas()}))
