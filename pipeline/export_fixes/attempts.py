@@ -42,7 +42,7 @@ class FirstExport:
         error: the export's error; None if it succeeded, but its graph specialized a number to a constant.
         has_input_ranges: whether the ranges come from `Input` s, not from torch's named ``Dim`` s.
         has_specialized_size: whether torch specialized a dynamic size to a constant.
-        needs_narrower_ranges: whether torch accepts only narrower ranges, and no dim is derived from another dim.
+        needs_narrower_ranges: whether torch accepts only narrower ranges; False if any dim is derived (``4*s``).
     """
 
     model: torch.nn.Module
@@ -60,7 +60,7 @@ class FirstExport:
 
     @property
     def can_retry_with_dynamo(self) -> bool:
-        """Whether a retry may use Dynamo: Dynamo is not active yet, and the model caught no error of a value check."""
+        """Whether a retry may use Dynamo: it is not active yet, and the model has no ``except`` for a failed check."""
         found = checks.get()
         is_caught = found is not None and bool(found.caught)
         return self.mode == "python" and CompileContext.try_get() is None and not is_caught
@@ -107,8 +107,8 @@ def clear_stored_shapes(model: torch.nn.Module) -> Iterator[None]:
 
     Consider ``if self.shape != x.shape: self.grid, self.shape = make_grid(x.shape), x.shape`` (YOLO heads, position
     caches). After a call of the model, torch.export would specialize sizes to the stored shape. With a cleared shape,
-    the trace computes the grid; `model_state` checks that no result depends on an earlier call. If the trace leaves a
-    shape cleared, a `CaptureError` is raised: the attribute is not the shape of the last call.
+    the trace computes the grid; `model_state` checks that no result depends on an earlier call. If the traced call
+    does not assign the attribute again, a `CaptureError` is raised: the stored shape is that of an earlier call.
     """
     found = stored_shapes(model)
     for place, shape in found.items():
@@ -116,7 +116,7 @@ def clear_stored_shapes(model: torch.nn.Module) -> Iterator[None]:
         vars(model.get_submodule(path))[name] = torch.Size([NO_SIZE] * len(shape))
     yield
     if left := ", ".join(sorted(found.keys() - changed_attributes())):
-        raise CaptureError(f"{type(model).__name__} keeps the shape {left} of an earlier call: assign it in each call")
+        raise CaptureError(f"the attribute {left} keeps the shape of an earlier call: assign it in each call")
 
 
 NUMBERS: Final = Attempt(
@@ -212,4 +212,5 @@ def share_dims_reported_equal(error: Argument, shapes: Spec) -> Iterator[Spec]:
 
 
 def _dim_bounds(shapes: object) -> list[Argument]:
+    """Return (min, max) of each ``Dim`` in the dynamic shapes, in order; other entries are returned unchanged."""
     return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]

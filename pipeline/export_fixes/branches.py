@@ -53,7 +53,7 @@ class Branch:
 
 @define
 class SelectedResult:
-    """The storages of a `torch.where` result and of the two tensors of which eager would return one."""
+    """The result of a data-dependent ``if``: the storages that it may have in eager mode, and its source line."""
 
     memory: frozenset[StorageWeakRef]
     place: str
@@ -61,7 +61,7 @@ class SelectedResult:
 
 @define
 class Trace:
-    """The branches being traced, from the outermost to the innermost, and the results selected so far."""
+    """The branches being traced, from the outermost to the innermost, and the results of `torch.where` so far."""
 
     open_branches: list[Branch] = field(factory=list)
     selected: list[SelectedResult] = field(factory=list)
@@ -72,7 +72,7 @@ trace: ContextVar[Trace | None] = ContextVar("branches of a trace", default=None
 
 
 def is_selectable_condition(condition: object) -> bool:
-    """Return whether a condition is a data-dependent one-element tensor in a trace that can select branches."""
+    """Return whether `trace_both_branches` accepts a condition: a data-dependent one-element tensor, during a trace."""
     if trace.get() is None or not isinstance(condition, torch.Tensor):
         return False
     return is_data_dependent(condition) and set(shape_of(condition)) <= {1}
@@ -94,6 +94,7 @@ def trace_both_branches(
 
 
 def _trace_branch(branch: Branch, run: Callable[[], Argument], line: str) -> Argument:
+    """Trace a branch by a call of ``run``, and return its result; raise `CaptureError` if it has a side effect."""
     now = trace.get()
     assert now is not None
     now.open_branches.append(branch)
@@ -109,7 +110,7 @@ def _trace_branch(branch: Branch, run: Callable[[], Argument], line: str) -> Arg
 def _select_result(
     condition: torch.Tensor, results: tuple[Argument, Argument], branches: Sequence[Branch], line: str
 ) -> Argument:
-    """Return a `torch.where` of the branches' results; if one is unassigned or both are equal, return one."""
+    """Return a `torch.where` of both branches' results; one of them if both are equal, or the only assigned one."""
     yes, no = results
     if yes is no or no is UNSET or _are_equal_numbers(yes, no):
         return yes
@@ -128,7 +129,7 @@ def _select_result(
 def record_side_effects(
     orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
 ) -> object:
-    """Wrap torch's tracing of a call: record a side effect inside a branch, and reject a write to a selected result."""
+    """Wrap torch's tracing of an operator: record side effects in a branch, and reject writes to an ``if``'s result."""
     result, now = orig(mode, func, pre_dispatch, args, kwargs), trace.get()
     if now is None or not (now.open_branches or now.selected):
         return result
@@ -168,7 +169,7 @@ def _branch_error(line: str, problem: str) -> CaptureError:
     return CaptureError(f"the data-dependent if at {line} {problem}", HINT)
 
 
-def _tensor_type(tensor: torch.Tensor) -> object:
+def _tensor_type(tensor: torch.Tensor) -> tuple[tuple[object, ...], torch.dtype, torch.device]:
     return shape_of(tensor), tensor.dtype, tensor.device
 
 

@@ -40,7 +40,8 @@ class Call:
 
     @classmethod
     def from_inputs(cls, inputs: Mapping[str, Argument], call_form: Spec) -> Call:
-        """Return the record of a call's inputs. ``call_form``: how many were positional, and the keywords."""
+        """Return the record of a call's inputs. ``call_form`` tells how they were passed: the number of positional
+        inputs, and the names of the keywords."""
         rows, spec = tree_flatten_with_path(inputs)
         kinds = (TensorKind(v.dtype, tuple(v.shape)) if isinstance(v, torch.Tensor) else v for _, v in rows)
         return cls((spec, call_form), dict(zip((_path_text(path) for path, _ in rows), kinds, strict=True)))
@@ -96,6 +97,7 @@ class Calls:
         return {"args": args, "kwargs": kwargs, "dynamic_shapes": _nest_leaf_entries(given, entries)}
 
     def _check_calls_alike(self, first: Call, second: Call) -> None:
+        """Raise `CaptureError` if no single program can accept both calls: their inputs, keywords or types differ."""
         if missing := sorted(first.values.keys() ^ second.values.keys()):
             raise CaptureError(f"only some calls of {self._module_name} pass {', '.join(missing)}", KIND_HINT)
         if first.spec != second.spec:
@@ -110,6 +112,7 @@ class Calls:
                 raise CaptureError(why, hint)
 
     def _dynamic_shapes_entry(self, path: str) -> Argument:
+        """Return the ``dynamic_shapes`` entry of one input: a ``Dim`` for each size that differs between the calls."""
         values = [call.values[path] for call in self.seen]
         if not isinstance(values[0], TensorKind):
             return _dim_spanning(values) if type(values[0]) is int else None

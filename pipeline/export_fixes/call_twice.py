@@ -25,8 +25,8 @@ COPY_OPERATORS: Final = ("to", "_to_copy", "type_as", "contiguous", "clone", "de
 
 def is_second_call_equal(exported: ExportedProgram, output_structures: Sequence[TreeSpec]) -> bool:
     """Return whether the second of two calls computes the same function of its inputs as the first, and so uses no
-    state that the first call left. ``exported`` contains both calls, and returns the outputs of both, which have these
-    two structures. The inputs of the second call are copies by the operator `AGAIN`."""
+    state that the first call left. The graph of ``exported`` calls the model twice, and returns the outputs of both
+    calls, which have these two pytree structures; the operator `AGAIN` copies the inputs for the second call."""
     first, second = output_structures
     if first != second:
         return False
@@ -64,6 +64,7 @@ class _ValueNumbers:
     first: dict[Node, int] = field(factory=dict)
 
     def number_of(self, *key: object, of_input: bool = False) -> int:
+        """Return the value number of the expression ``key``; ``of_input``: whether it depends on the model's inputs."""
         number = self.numbers.setdefault(key, len(self.numbers))
         if of_input:
             self.input_dependent.add(number)
@@ -82,6 +83,7 @@ class _ValueNumbers:
     def number_nodes(
         self, module: torch.fx.GraphModule, input_specs: Mapping[str, Argument], constants: Mapping[str, Argument]
     ) -> None:
+        """Assign a value number to each node in a graph of two calls. ``input_specs``: by the placeholder's name."""
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 self.number_placeholder(node, input_specs.get(node.name), constants)
@@ -107,7 +109,7 @@ class _ValueNumbers:
             self.nodes[node] = self.number_of("constant", _constant_key(constants.get(str(spec.target))))
 
     def begin_second_call(self) -> None:
-        """Start the second call: number values that depend on inputs anew, and give buffers their first numbers."""
+        """Start the second call: input-dependent values get new numbers, and buffers those before the first call."""
         self.first = self.nodes
         self.nodes = {n: self.number_of("before", v) if v in self.input_dependent else v for n, v in self.nodes.items()}
         self.nodes.update(self.registered)
@@ -170,7 +172,7 @@ def _written_nodes(node: Node) -> Iterator[Node]:
 
 
 def _constant_key(value: object) -> tuple[object, ...]:
-    """Return a key by which two constants of equal value are equal; each call of a model creates its literals anew."""
+    """Return a key that is equal for two constants of equal value; each call of a model creates its literals anew."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return (id(value),)
     values = value.constant if isinstance(value, FakeTensor) else value

@@ -123,6 +123,7 @@ class _RangeMerger:
         return nest_entries(value, merged, structure)
 
     def merge_input(self, path: str, value: Input, entries: dict[int, Any]) -> dict[int, Argument]:
+        """Return the entries, by dim, of an `Input`: its own ranges merged with the user's ``entries``."""
         own: dict[int, Any] = {d: self.with_unique_name(dim) for d, dim in value.dynamic_shapes(self.count).items()}
         for dim, entry in entries.items():
             if value.shape is None:
@@ -157,7 +158,7 @@ class _RangeMerger:
         return entry if isinstance(entry, Dim) else entry(min=low, max=high)
 
     def apply_input_range(self, entry: object) -> object:
-        """Return a dim with the range that `merge_range` found in an Input for this dim, or for the dim's root."""
+        """Return a ``Dim`` with the range that an `Input` gives for it or its root (``s`` in ``4*s``), if any."""
         if not isinstance(entry, Dim):
             return entry
         root = getattr(entry, "root", entry)
@@ -211,7 +212,7 @@ def _set_root_minimums_to_two(shapes: object) -> object:
 
 
 def _derive_from_new_root(entry: Spec, root: Any, shift: int) -> object:
-    """Return an equal derived dim of another root: ``root`` is larger than the old root by ``shift``."""
+    """Return a derived dim of the same sizes for a root larger by ``shift``: ``4*s`` becomes ``4*root - 4*shift``."""
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
     scaled, offset = (slope * root if slope != 1 else root), start - slope * shift
     return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
@@ -237,6 +238,7 @@ def _is_dim_dynamic_hint(entry: object) -> bool:
 
 
 def _relax_entry(entry: object, relax_derived: bool, extra_size: int = 0) -> object:
+    """Return `Dim.AUTO` in place of a plain (or derived) dim; a maximum of 2 is increased by ``extra_size``."""
     if _is_dim_dynamic_hint(entry):
         return Dim.DYNAMIC(min=entry.min, max=entry.max + extra_size) if entry.max == 2 else entry  # type: ignore[attr-defined]
     if not isinstance(entry, Dim) or (hasattr(entry, "root") and not relax_derived):
@@ -283,7 +285,7 @@ def requested_bounds(requests: Iterable[SizeRequest]) -> dict[str, tuple[int, in
                 )
             ends = max(low, least), min((e for e in (high, most) if e is not None), default=None)
             if ends[1] is not None and ends[0] > ends[1]:
-                raise ValueError(f"equal sizes need overlapping ranges, got {least} to {most}, {low} to {high}")
+                raise ValueError(f"the ranges of equal sizes must overlap, got {least} to {most} and {low} to {high}")
             found[symbol] = ends
     return found
 
@@ -291,7 +293,7 @@ def requested_bounds(requests: Iterable[SizeRequest]) -> dict[str, tuple[int, in
 def size_requests(
     exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object
 ) -> Iterator[SizeRequest]:
-    """Yield each input size in an export for which ``shapes`` has an entry, with this entry."""
+    """Yield (size in the exported graph, entry) for each dim of an input that has an entry in ``shapes``."""
     asked = _map_with_entries(lambda value, spec: _DimRequests(entries_by_dim(spec)), bind_args(model, *inputs), shapes)
     found = _to_args_and_kwargs(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
@@ -320,7 +322,7 @@ def unify_attention_lengths(exported: ExportedProgram) -> None:
 
 
 def _symbol_and_range(size: Argument, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
-    """Yield the name and range of a size's symbol, computed from the range of the size, if it has a single symbol."""
+    """Yield (name, minimum, maximum) of the only symbol in a size, from the size's range; nothing for other sizes."""
     if isinstance(size, int) or len(size.free_symbols) != 1:
         return
     name = str(*size.free_symbols)
@@ -366,7 +368,7 @@ def make_examples(
 
 
 def _to_args_and_kwargs(model: torch.nn.Module, inputs: Inputs, values_by_name: Mapping[str, object]) -> Inputs:
-    """Convert values by the name of ``forward``'s parameter to positional and keyword inputs, as in ``inputs``."""
+    """Arrange values, given by ``forward``'s parameter names, as positional and keyword inputs, like ``inputs``."""
     first = inspect.signature(model.forward).bind_partial(*inputs[0])
     first.arguments.update({name: values_by_name[name] for name in first.arguments})
     rest = {name: value for each in values_by_name.values() if type(each) is dict for name, value in each.items()}
@@ -374,7 +376,7 @@ def _to_args_and_kwargs(model: torch.nn.Module, inputs: Inputs, values_by_name: 
 
 
 def _map_with_entries(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
-    """Replace each leaf of ``value`` by ``function(leaf, entry)``; the ``dynamic_shapes`` entry may be None."""
+    """Replace each leaf of ``value`` by ``function(leaf, entry)``; its entry is part of ``spec``, or None."""
     if type(value) in (list, tuple):
         given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
         return type(value)(_map_with_entries(function, v, s) for v, s in zip(value, given, strict=True))
@@ -388,6 +390,7 @@ def _map_with_entries(function: Callable[[Target, Target], Target], value: Argum
 
 
 def _enlarge_dynamic_sizes(tensor: torch.Tensor, entries: Mapping[int, object]) -> torch.Tensor:
+    """Return the tensor, or zeros in its place if a dynamic size is below 2: each is raised to 2 if its range has 2."""
     sizes = list(tensor.shape)
     for dim, entry in entries.items():
         high = None if isinstance(entry, int) else _entry_bounds(entry)[1]

@@ -87,7 +87,9 @@ def error_with_cause(
                     if not _exports_with_dtype(export, inputs, [w for w in wrong if w != path], due)
                 ]
                 said = [_input_name(model, path) for path, _ in leaves if keystr(path) in (names or wrong)]
-                return DtypeError(", ".join(said), short_name(dtype), short_name(due), error_text(error))
+                return DtypeError(
+                    input=", ".join(said), found=short_name(dtype), due=short_name(due), why=error_text(error)
+                )
     return (
         _device_error(error, model, rows)
         or _data_branch_error(error, model)
@@ -163,7 +165,7 @@ def _index_error(error: Exception, model: str, line: str) -> CaptureError | None
     if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     why = (
-        f"{model} uses a number that it reads from a tensor as a Python index or count: {line} "
+        f"{model} reads a number from a tensor, and uses it as a Python index or count: {line} "
         "(torch.export: data-dependent)"
     )
     index = "index a tensor with a tensor instead: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]"

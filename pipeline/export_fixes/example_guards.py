@@ -122,7 +122,7 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
     """
     if decisions.float_lines:
         place = next(iter(decisions.float_lines))
-        raise CaptureError(f"a branch at {place} reads a float: the program would be valid for its value only", HINT)
+        raise CaptureError(f"{place} reads a float from a tensor: the program would be valid for its value only", HINT)
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
     tensors = _NumberTensors(graph)
     for node in list(graph.nodes):
@@ -134,7 +134,7 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
                 found.setdefault(place, []).append(tensors.negation_of(node.args[0]))
     for symbol in sorted(decisions.lines.keys() - seen):
         place = " or ".join(decisions.lines[symbol])
-        raise CaptureError(f"calls of the program could not check the data-dependent condition at {place}", HINT)
+        raise CaptureError(f"the program cannot check in each call which branch the call takes at {place}", HINT)
     end = graph.output_node()
     with graph.inserting_before(end):
         made = [tensors.disjunction_of(each) for each in found.values()]
@@ -154,7 +154,7 @@ _SYMBOL: Final = re.compile(r"\b(?:z?uf?|s)\d+\b")
 
 
 def _decided_symbols(node: Node, decisions: Decisions) -> set[str]:
-    """Return the symbols in an assertion's condition that the example decided; empty for any other assertion."""
+    """Return an assertion's data-dependent symbols if the example decided its condition; otherwise an empty set."""
     message = str(node.args[1])
     symbols = set(_SYMBOL.findall(message))
     found = {name for name in symbols & decisions.lines.keys() if symbols <= decisions.compared_symbols[name]}
@@ -171,7 +171,7 @@ class _NumberTensors:
         self.made: dict[Node, Node] = {}
 
     def negation_of(self, condition: Node) -> Node:
-        """Return a bool tensor node that is true if this condition, a number that Python read, is false."""
+        """Return the node of a bool tensor that negates ``condition``, the node of a Python bool or number."""
         return self.emit(aten.logical_not.default, torch.bool, condition, self.tensor_of(condition))
 
     def disjunction_of(self, truths: Sequence[Node]) -> Node:
@@ -179,12 +179,14 @@ class _NumberTensors:
         return reduce(lambda a, b: self.emit(aten.logical_or.default, torch.bool, a, a, b), truths)
 
     def tensor_of(self, number: Node) -> Node:
+        """Return the node of a 0-d tensor with the value of ``number``, the node of a Python number."""
         if number not in self.made:
             with self.graph.inserting_before(number):
                 self.made[number] = self._emit_number_tensor(number, number.target, number.args)
         return self.made[number]
 
     def _emit_number_tensor(self, number: Node, target: Target, args: tuple[Argument, ...]) -> Node:
+        """Append nodes that compute ``number``, which is ``target(*args)``, as a 0-d tensor; return the last node."""
         if target in NUMBER_READS:
             dtype = args[0].meta["val"].dtype
             one = self.emit(aten.reshape.default, dtype, number, args[0], [])
@@ -197,7 +199,7 @@ class _NumberTensors:
         first = next((self.tensor_of(arg) for arg in args if isinstance(arg, Node)), None)
         if operator is None or first is None:
             place = source_line_in(number.meta) or number.name
-            raise CaptureError(f"calls cannot check the data-dependent number at {place} ({target})", HINT)
+            raise CaptureError(f"a program cannot check the branch at {place}: it has no operator for {target}", HINT)
         given = [
             self.tensor_of(arg) if isinstance(arg, Node) else self.emit_constant(number, arg, first) for arg in args
         ]
@@ -206,6 +208,7 @@ class _NumberTensors:
         return self.emit(operator, torch.bool if target in BOOL_OPERATORS else widest, number, *given)
 
     def emit_constant(self, number: Node, value: Argument, like: Node) -> Node:
+        """Append a 0-d tensor of a constant on the device of ``like``; it gets the source line of ``number``."""
         dtype = {bool: torch.bool, int: torch.int64}.get(type(value), torch.float32)
         return self.emit(aten.full.default, dtype, number, [], value, dtype=dtype, device=like.meta["val"].device)
 

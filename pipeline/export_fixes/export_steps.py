@@ -30,8 +30,8 @@ log = logging.getLogger("pipeline.torch")
 def remove_redundant_copies(
     _: Kernel, module: torch.fx.GraphModule, signature: Any
 ) -> tuple[torch.fx.GraphModule, object]:
-    """Replace torch's pass that removes ``copy_`` into buffers, even if it casts or expands (torch 2.11 to 2.13):
-    remove only a ``copy_`` without effect."""
+    """Replace torch's pass that removes each ``copy_`` into a buffer, even one that casts or expands its source
+    (torch 2.11 to 2.13): remove only a ``copy_`` between equal dtypes and shapes."""
     written = signature.buffers_to_mutate.keys() | signature.parameters_to_mutate.keys()
     with module._set_replace_hook(signature.get_replace_hook()):
         for node in [n for n in module.graph.nodes if n.name in written and _is_redundant_copy(n)]:
@@ -42,6 +42,7 @@ def remove_redundant_copies(
 
 
 def _is_redundant_copy(node: torch.fx.Node) -> bool:
+    """Return whether a node copies a tensor of the same dtype and shape that the graph does not also return."""
     source = node.args[1] if node.target is torch.ops.aten.copy.default else None
     if not isinstance(source, torch.fx.Node) or any(user.op == "output" for user in source.users):
         return False  # what is returned beside the buffer is another tensor
@@ -53,8 +54,8 @@ _violations: ContextVar[list[ConstraintViolationError] | None] = ContextVar("vio
 
 
 def collect_range_violations() -> AbstractContextManager[list[ConstraintViolationError]]:
-    """Return a context in which an export completes although a requested range is wider than the model accepts. The
-    list receives the errors that torch.export would raise at the end of the trace."""
+    """Return a context in which an export completes although a requested range is wider than the model accepts. It
+    yields a list that receives the errors that torch.export would raise at the end of the trace."""
     return set_contextvar(_violations, [])
 
 

@@ -114,6 +114,7 @@ def _export_model(
 def _export_with_notes(
     exporter: _Exporter, shapes: Spec, constants: Mapping[int, Constant], mode: TraceMode
 ) -> tuple[ExportedProgram, ExportNotes]:
+    """Return the first successful export and its notes; raise `CaptureError` if the model keeps state between calls."""
     with (
         set_contextvar(kept_state, KeptState(exporter.model)) as kept,
         set_contextvar(checks, Checks()) as found,
@@ -178,7 +179,7 @@ class _Exporter:
     def export_as_requested(
         self, shapes: Spec, mode: TraceMode, violations: Sequence[Exception]
     ) -> tuple[ExportedProgram | None, Exception | None]:
-        """Export with the requested shapes. Return the export or None, and an error if it failed or lacks a range."""
+        """Export with the requested shapes. Return the export or None, and an error if it failed or rejects a range."""
         try:
             exported = self.export_once(shapes, mode)
             kept = not ranges.has_derived_dims(shapes) or all(ranges.is_about_plain_dims(e, shapes) for e in violations)
@@ -191,8 +192,8 @@ class _Exporter:
         return exported, None
 
     def retry(self, first: FirstExport, specialized_count: int | None = None) -> ExportedProgram | None:
-        """Return the export of the first attempt of the table that has the requested ranges and fewer than
-        ``specialized_count`` specialized numbers; None if no attempt succeeds."""
+        """Return the export of the first attempt in `ATTEMPTS` that keeps the requested ranges; None if none does. With
+        a ``specialized_count``, only try `NUMBERS`, which must specialize fewer numbers to constants than that."""
         name = type(self.model).__name__
         for attempt in ATTEMPTS if specialized_count is None else (NUMBERS,):
             for shapes, way in attempt.exports_to_try(first):

@@ -43,7 +43,7 @@ def decompose_flex_attention(
     score_buffers: Sequence[Argument] = (),
     mask_buffers: Sequence[Argument] = (),
 ) -> Results:
-    """Decompose a ``flex_attention`` operator while a graph is traced; otherwise compute only the result's shapes."""
+    """Decompose ``flex_attention`` while torch traces a graph; else ``call_operator`` computes the results' shapes."""
     rest: Argument = (score, block_mask, scale, kernel_options, score_buffers, mask_buffers)
     if get_proxy_mode() is None:
         return call_operator(operator, query, key, value, *rest)

@@ -29,7 +29,7 @@ def check_arguments(args: object, kwargs: object) -> tuple[tuple[object, ...], d
     if odd := [name for name in kwargs or () if not isinstance(name, str)]:
         raise TypeError(f"the keys of kwargs must be names of inputs (strings), got {odd[0]!r}")
     if modules := [v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.nn.Module)]:
-        raise TypeError(f"{kind_of(modules[0])} is among the inputs: a module must be part of the model instead")
+        raise TypeError(f"{kind_of(modules[0])} is among the inputs: make the module an attribute of the model instead")
     return tuple(args), dict(kwargs or {})
 
 
@@ -133,6 +133,7 @@ def entries_by_dim(spec: Spec) -> dict[int, Argument]:
 
 
 def _check_dim_entries(path: str, rank: int, spec: object) -> None:
+    """Raise an error if a tensor's ``dynamic_shapes`` entry has wrong types, or dims that its rank excludes."""
     if not isinstance(spec, Mapping | list | tuple):
         raise TypeError(
             f"dynamic_shapes for {path} is {kind_of(spec)}: pass a dict from dimensions to {ENTRY_KINDS}, or a tuple"

@@ -64,6 +64,7 @@ Number: TypeAlias = int | torch.SymInt | torch.SymBool | Ratio
 
 
 def _divide_ratios(a: Ratio, b: Ratio) -> Ratio | None:
+    """Return the `Ratio` of ``a / b``; None unless ``b`` is a positive Python int."""
     below = b.numerator
     if not isinstance(below, int) or below <= 0 or b.denominator != 1:
         return None
@@ -71,6 +72,7 @@ def _divide_ratios(a: Ratio, b: Ratio) -> Ratio | None:
 
 
 def _add_ratios(a: Ratio, b: Ratio, alpha: object = 1) -> Ratio | None:
+    """Return the `Ratio` of ``a + alpha * b``; None unless ``alpha`` is a Python int."""
     if type(alpha) is not int:
         return None
     above = a.numerator * b.denominator + alpha * b.numerator * a.denominator
@@ -88,12 +90,14 @@ RATIO_RULES: Mapping[object, Rule] = {
 
 
 def _last_of_arange(start: Argument, end: Argument, step: Argument = 1, **_: object) -> Argument:
+    """Return the last element of ``torch.arange``; None unless the step is a positive Python int."""
     if not isinstance(step, int) or step <= 0:
         return None
     return start + (end - start - 1) // step * step
 
 
 def _divide_integers(a: Argument, b: Argument, *, rounding_mode: str | None = "floor") -> object:
+    """Return ``a // b``; None unless ``b`` is a positive Python int, and the rounding mode surely rounds down."""
     if not isinstance(b, int) or b <= 0:
         return None
     if rounding_mode == "trunc":  # which equals floor where a number is known to be nonnegative
@@ -192,13 +196,14 @@ def largest_element(
 
 
 def _result_ratio(func: Target, kwargs: Argument, maxima: Sequence[Argument]) -> Ratio | None:
+    """Return the `Ratio` of an operator's result; None if an argument is unknown, or rounding it would be uncertain."""
     ratios = [v if isinstance(v, Ratio) else Ratio(v) if type(v) in (int, torch.SymInt) else None for v in maxima]
     made = None if None in ratios else RATIO_RULES[func](*ratios, **kwargs)
     return made if made is not None and made.is_rounding_certain else None
 
 
 def _rule_fits(func: object, args: Argument, kwargs: Argument) -> bool:
-    """Return whether an operator's rule is valid for these arguments, whose largest elements it uses."""
+    """Return whether an operator's rule in `RULES`, which gets only largest elements, is valid for these arguments."""
     if func in SELECTION:
         return isinstance(args[0], torch.Tensor) and all(isinstance(size, int) and size == 1 for size in args[0].shape)
     if func in ADDITION:

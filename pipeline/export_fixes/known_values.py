@@ -51,14 +51,14 @@ CREATION_OPERATORS: Final = frozenset(
 
 @define
 class Known:
-    """The values known during an export.
+    """What is known during an export about the values of tensors.
 
     Attributes:
         inputs: the values of the `Constant` inputs, by index.
         is_of_model: whether a model is exported; False while a graph, which contains fake tensors, is traced again.
         read_buffers: the buffers whose numbers Python read.
         written: the buffers that the model writes, so that their numbers differ from call to call.
-        storages: the buffers in each storage, both of fake tensors and of values.
+        storages: by storage of a fake tensor or of a known value, the names of the buffers that it holds.
         names_by_id: the model's names of each buffer, by the tensor's id, because Dynamo renames buffers.
         held_fakes: fake tensors of the tensors that the model holds outside of its buffers; the list keeps them alive.
     """
@@ -144,7 +144,7 @@ def dispatch_with_known_values(
 
 
 def _call_and_store_largest(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:
-    """Run an operator by ``call``, and store in the result its largest element, if the arguments determine it."""
+    """Run an operator by ``call()``; store the result's largest element in it, if there is a rule to compute it."""
     rule = FUNCTIONAL_VARIANTS.get(func, func)
     if rule not in RULES and rule not in RATIO_RULES:
         return call()
@@ -200,7 +200,7 @@ def _has_cpu_kernel(func: OpOverload) -> bool:
 
 @contextmanager
 def _hide_known_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
-    """Return a context that hides the known values of an operator's tensors; an in-place operator discards them."""
+    """Return a context that hides the arguments' known values from torch; an in-place operator also discards them."""
     elements = {x: x.constant for x in tree_leaves(args) if isinstance(x, FakeTensor) and x.constant is not None}
     for fake, value in elements.items():
         if func._schema.is_mutable:
@@ -214,6 +214,7 @@ def _hide_known_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -
 
 
 def _value_on_cpu(leaf: Argument) -> Argument:
+    """Return an argument for a run on the CPU: a fake tensor's known value, a tensor's copy, the CPU for any device."""
     if isinstance(leaf, FakeTensor):
         return leaf.constant
     if isinstance(leaf, torch.Tensor):
@@ -238,8 +239,8 @@ def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) ->
 
 
 def _fake_held_tensors(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
-    """Replace tensors that a model holds outside of its buffers by fake tensors with values. The arguments may
-    contain the tensors themselves or, for a GPU that the machine lacks, fake tensors of another mode."""
+    """Replace the arguments that a model holds outside of its buffers, such as an attribute, by fake tensors with
+    known values. Each is the tensor itself or, for a GPU that the machine lacks, a fake tensor of another mode."""
 
     def faked(tensor: torch.Tensor) -> torch.Tensor:
         value = tensor.constant if isinstance(tensor, FakeTensor) else tensor
@@ -271,7 +272,7 @@ def _has_known_value(tensor: FakeTensor) -> bool:
 
 
 def _written_storages(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
-    """Return the storages that an in-place operator writes: of its first argument, and of its known elements."""
+    """Return the storages that an in-place operator writes: those of its first argument and its known value."""
     if not func._schema.is_mutable or not isinstance(args[0], FakeTensor):
         return ()
     tensors = [x for x in (args[0], args[0].constant) if x is not None and x.layout == torch.strided]

@@ -35,8 +35,8 @@ def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def trace_legacy_call(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Trace legacy code that eager accepts: ``x.data``, which torch does not trace as an operator, and
-    ``torch.where`` with a uint8 mask."""
+    """Return the call to trace in place of legacy code that torch.export rejects: ``x.data``, which torch does not
+    trace as an operator, and ``torch.where`` with a uint8 mask. Any other call is returned unchanged."""
     if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
         return torch.Tensor.detach, args[:1], {}
     if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
@@ -56,7 +56,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def trace_scalar_index(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Trace reads and writes at data-dependent 0-d indices: ``cache[:, i] = cache[:, j] + x``.
+    """Return the call to trace in place of a read or write at data-dependent 0-d indices (``cache[:, i] = x``).
 
     torch.export reads the number from such an index and fails: for writes, and before torch 2.13 for reads. Here a
     write uses an index tensor of one element, and a read uses a new symbol, as in torch 2.13.
@@ -94,7 +94,7 @@ def _write_at_scalars(tensor: torch.Tensor, index: tuple[Argument, ...], value: 
 
 
 def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
-    """Return the dims from which the 0-d tensors of an index select, as dims of a view that keeps them complete."""
+    """Return the dims that 0-d tensors of an index select from, counted in ``x[index]`` with ``:`` for each tensor."""
     found, dim = list[int](), 0
     read = sum(each is not None and each is not Ellipsis for each in index)
     for each in index:
@@ -120,8 +120,8 @@ POOL_ARGS: Final = {func: ("input", *NEUTRAL, "ceil_mode") if func in MAX_POOLS 
 
 
 def trace_pooling(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Trace pooling over dynamic sizes where torch accepts only Python ints: windows as long as a dim
-    (``F.avg_pool2d(x, x.shape[2:])``), and the dim that `max_pool1d` pools."""
+    """Return the call to trace in place of pooling over dynamic sizes where torch accepts only Python ints: windows as
+    long as a dim (``F.avg_pool2d(x, x.shape[2:])``), and the dim that `max_pool1d` pools."""
     if func in POOLS:
         given = {**dict(zip(POOL_ARGS[func], args, strict=False)), **kwargs}
         lengths = _one_number_per_dim(given["kernel_size"], 1) + [given["input"].shape[-1]] * (MAX_POOLS.get(func) == 1)
@@ -161,13 +161,13 @@ def _pool_dynamic_windows(func: Target, args: Mapping[str, Argument]) -> object:
     return functional.max_pool2d(x.unsqueeze(-2), **rows, **others).squeeze(-2)
 
 
-def _one_number_per_dim(value: Argument, count: int) -> list[Argument]:
-    numbers = [*value] if isinstance(value, tuple | list) else [value]
-    return numbers * count if len(numbers) == 1 else numbers
+def _one_number_per_dim(one_or_several: Argument, dim_count: int) -> list[Argument]:
+    numbers = [*one_or_several] if isinstance(one_or_several, tuple | list) else [one_or_several]
+    return numbers * dim_count if len(numbers) == 1 else numbers
 
 
 def trace_istft(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Decompose ``torch.istft`` with a dynamic length; torch accepts only a Python int."""
+    """Return the call of our `istft` in place of ``torch.istft`` with a dynamic length; torch accepts only an int."""
     if func is torch.istft or func is torch.Tensor.istft:
         given = {**dict(zip(ISTFT, args, strict=False)), **kwargs}
         if isinstance(given.get("length"), torch.SymInt):
@@ -217,6 +217,7 @@ def istft(
 
 
 def _overlap_add(windows: torch.Tensor, n_fft: int, hop: int, count: Argument) -> torch.Tensor:
+    """Return the sum of overlapping ``windows`` [batch, count, n_fft], each ``hop`` samples after the last one."""
     size = [windows.shape[0], n_fft + hop * (count - 1)]
     if windows.is_complex():
         parts = (aten.unfold_backward(part, size, 1, n_fft, hop) for part in (windows.real, windows.imag))

@@ -76,7 +76,7 @@ class KeptState:
     structures: list[TreeSpec] = field(factory=list)
 
     def call_model(self, model: torch.nn.Module, forward: Callable[..., Argument], inputs: Inputs) -> object:
-        """Call a model during a trace: the model itself, or its copy with fake tensors for another device."""
+        """Call ``forward`` of the model, or of its copy with fake tensors, in a trace; twice if `calls_twice`."""
         self.changes, self.structures = {}, []
         before = _ModelBefore.of(model, inputs)
         outputs = self.call_once(before, forward, inputs)
@@ -108,8 +108,10 @@ class KeptState:
         """Raise `CaptureError` if a call depends on state that an earlier call left in the model. The error names
         the attribute and the line that assigns it."""
         if self.containers:
-            why = "%s changes entries of its input %s: the compiled program does not, but returns the same results"
-            log.warning(why, type(self.model).__name__, ", ".join(self.containers))
+            log.warning(
+                "%s changes entries of its input %s: the compiled program leaves them, but returns the same results",
+                *(type(self.model).__name__, ", ".join(self.containers)),
+            )
         kept = {place: values for place, values in self.changes.items() if place not in self.memos}
         if not kept or self.repeat_export is None:
             return
@@ -159,8 +161,8 @@ def changed_attributes() -> Collection[str]:
 
 @contextmanager
 def watch_state(model: torch.nn.Module, may_draw_random: bool) -> Iterator[None]:
-    """Return a context in which a call of the model records the state that it keeps. Raise `CaptureError` if the
-    model seeds torch's random generator; ``may_draw_random``: unless the export may draw random numbers."""
+    """Return a context in which a call of the model records the state that it keeps. Unless
+    ``may_draw_random`` is true, raise `CaptureError` if the model seeds torch's random generator."""
     kept = kept_state.get()
     if kept is None:
         yield
@@ -198,7 +200,7 @@ def _reject_seeding() -> Iterator[None]:
         yield
         if not torch.equal(torch.get_rng_state(), traced):
             why = "the model seeds torch's random generator when it is called, which a compiled program cannot do"
-            raise CaptureError(why, "seed torch's generator before calling the model; sample without a generator in it")
+            raise CaptureError(why, "seed before calling the model; in the model, sample without a torch.Generator")
 
 
 @frozen
@@ -227,7 +229,7 @@ class _TensorBefore:
 
 
 def _dependence_predicate(inputs: object) -> Callable[[object], bool]:
-    """Return a predicate: whether a value contains a tensor that may depend on these inputs, or a non-tensor."""
+    """Return a function: whether a value contains a non-tensor, or a tensor that may depend on these inputs."""
     mode = get_proxy_mode()
     if mode is None:
         return lambda value: True
@@ -267,6 +269,7 @@ class _ModelBefore:
 
     @classmethod
     def of(cls, model: torch.nn.Module, inputs: object) -> _ModelBefore:
+        """Return the record of a model's tensors and attributes, and of the input tensors, before a call."""
         modules = [*model.named_modules()]
         spaces = [(path, kind, vars(module)[kind]) for path, module in modules for kind in REGISTRIES]
         rows = [

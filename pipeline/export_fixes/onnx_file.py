@@ -111,7 +111,7 @@ def is_onnx(model: object) -> bool:
 @frozen
 class OnnxFile:
     """An ONNX file as a module that accepts positional inputs, and returns a dict of outputs; its weights are buffers.
-    ``inputs``: describes each input, None if it has a dynamic size; ``dynamic_input``: names the first dynamic size."""
+    ``inputs``: for each input an `Input`, or None if a size is dynamic; ``dynamic_input``: names the first such dim."""
 
     module: torch.nn.Module
     inputs: tuple[Input | None, ...]
@@ -205,7 +205,8 @@ SIZES: Final = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
 
 
 def _replace_size_tensors(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Proto]) -> None:
-    """Replace tensors of sizes by the sizes that onnx infers: torch.export cannot read numbers from tensors."""
+    """Replace each tensor that a node takes as sizes (``Reshape``) by the sizes that onnx infers: torch.export cannot
+    read them from a tensor."""
     found = (*file.graph.value_info, *file.graph.output)
     shapes = {value.name: _declared_sizes(value) for value in found}
     outputs = {node.name: node.output[0] for node in file.graph.node}
@@ -253,10 +254,12 @@ def _declared_sizes(value: Proto) -> list[int | str]:
 
 
 def _dynamic_dims(port: Proto) -> list[int]:
+    """Return the dims of an ONNX graph input whose declared size is not a number."""
     return [place for place, dim in enumerate(_declared_sizes(port)) if isinstance(dim, str)]
 
 
 def _as_input(port: Proto) -> Input | None:
+    """Return an `Input` of the shape and dtype that the ONNX file declares; None if a size is dynamic."""
     from onnx2fx.utils.dtype import DTYPE_MAP
 
     dtype = DTYPE_MAP.get(port.type.tensor_type.elem_type)  # `read_onnx_file` refuses an input without one

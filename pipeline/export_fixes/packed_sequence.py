@@ -93,7 +93,7 @@ def pack_padded_rows(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple
 
 
 def recurrent_layer_on_padded_rows(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
-    """Return a function that runs a recurrent layer on a packed sequence's padded rows; None for other inputs."""
+    """Return a function that runs a recurrent layer on a packed sequence's rows; it returns None for other data."""
 
     def run(data: Tensor, sizes: object, *rest: Argument) -> tuple[Tensor, ...] | None:
         packed = origin_of_sizes(sizes)
@@ -117,6 +117,7 @@ def _padded_rows(data: Tensor, packed: PackedOrigin) -> Tensor:
 def _pad_as_requested(
     data: Tensor, sizes: object, batch_first: bool, padding: float, total_length: Argument
 ) -> tuple[Tensor, Tensor] | None:
+    """Replace ``_pad_packed_sequence``: pad to ``total_length`` if the model passed it, else to the longest row."""
     length = total_length if _is_total_length_given() else longest_length(sizes)
     return pad_rows(data, sizes, batch_first, padding, length)
 
@@ -167,7 +168,7 @@ def first_batch_size(sizes: object, index: object) -> Tensor | None:
 
 
 def _apply_to_padded_rows(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
-    """Apply a function that computes rows separately to the padded rows of packed data; None for other data."""
+    """Apply a function of independent rows to the padded rows of packed data; return None for other data."""
     notes = list(map(origin_of_data, args))
     found = list(filter(None, notes))
     others = args[len(found) :]

@@ -54,21 +54,22 @@ def _quantize_op(
     narrow_range: bool = True,
     *rest: Argument,
 ) -> Argument:
+    """Replace the ``forward`` of ModelOpt's quantizer by the operator ``tensorrt::quantize_op``."""
     shifted = inputs if bias is None else inputs - bias
     made = torch.ops.tensorrt.quantize_op(shifted, amax, num_bits, 0, unsigned, narrow_range)
     return made if bias is None else made + bias
 
 
 def patch_for_trace() -> AbstractContextManager[None]:
-    """Return a context for tracing with dynamic sizes: a size may be 0 or 1, a branch on that adds a guard, and sizes
-    that operators compute from a symbol are expressions of the symbol."""
+    """Return a context for tracing with dynamic sizes: a size may be 0 or 1, a branch on such a size adds a guard,
+    and sizes that operators compute from a symbol are expressions of the symbol."""
     return _patches.activate("trace")
 
 
 @contextmanager
 def patch_for_export() -> Iterator[None]:
-    """Return a context for an export or functionalization, whose caller holds `one_export`. It restores torch's
-    settings, some of which a failed export leaves changed."""
+    """Return a context for an export or functionalization; the caller must hold the lock `one_export`. It restores
+    torch's settings, some of which a failed export leaves changed."""
     values = track_values() if known.get() is None else nullcontext()
     with patch_for_trace(), _patches.activate("export"), values, exit_transforms(), restore_distribution_checks():
         yield
@@ -83,7 +84,7 @@ def decide_by_example() -> Iterator[None]:
 
 
 def patch_for_mode(mode: Literal["called", "comparing"]) -> AbstractContextManager[None]:
-    """Return a context for an export with the patches of this trace mode, which `Replacement` describes."""
+    """Return a context for an export in which the patches of this mode are active (see `Replacement.during`)."""
     return _patches.activate(mode)
 
 

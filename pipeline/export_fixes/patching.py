@@ -76,7 +76,7 @@ class Replacement:
 
     @property
     def target_name(self) -> Argument:
-        """The name of the replaced operator or function; it names the row's ``test_torch_needs_each_row``."""
+        """The name of the replaced operator or function, also the row's id in ``test_torch_needs_each_row``."""
         return self.owner if isinstance(self.owner, OpOverload) else self.name
 
     @property
@@ -96,13 +96,13 @@ class Replacement:
         return isinstance(self.owner, OpOverload) or hasattr(self.owner, self.name)
 
     def read_entry(self) -> Argument:
-        """Return torch's entry for this row; None for an operator without Python kernel, or an inherited attribute."""
+        """Return ``owner``'s entry ``name``; None for an operator without Python kernel, or an inherited attribute."""
         if isinstance(self.owner, OpOverload):
             return self.owner.py_kernels.get(self.name)
         return (self.owner if isinstance(self.owner, dict) else vars(self.owner)).get(self.name)
 
     def write_entry(self, value: Argument) -> None:
-        """Set this row's entry in torch's table to a function, or restore it to a result of `read_entry`."""
+        """Set the entry ``name`` of ``owner`` to a function, or restore it to a result of `read_entry`."""
         if isinstance(self.owner, OpOverload):
             self.owner.py_kernels.pop(self.name, None)
             if value is not None:
@@ -118,7 +118,7 @@ class Replacement:
             setattr(self.owner, self.name, value)
 
     def wrapper_for(self, original: Kernel | None) -> Kernel:
-        """Return a function that calls ours in threads that trace, and torch's own in other threads."""
+        """Return a function that calls our function in threads that trace, and torch's own in other threads."""
         ours, during, theirs = self.ours, self.during, original
         if theirs is None and isinstance(self.owner, OpOverload):
             theirs = functools.partial(self.owner._op_dk, self.name)
@@ -181,7 +181,7 @@ class Patches:
                 yield
 
     def _restore(self, during: PatchKind, trace: object) -> None:
-        """Restore torch's functions if no other trace is active; a second call has no effect."""
+        """End a trace, and restore torch's functions if no other of its kind is active; a second call has no effect."""
         with self._lock:
             self._traces[during].discard(trace)
             if not self._traces[during]:

@@ -66,9 +66,10 @@ def merge_profiles(
 
 
 def _profiles_of_inputs(inputs: Mapping[int, Input]) -> list[list[ProfileRanges]]:
+    """Return for each profile the ranges of all inputs; raise `ValueError` if inputs have different profile counts."""
     counts = {len(each.profiles) for each in inputs.values()}
     if len(counts) > 1:
-        raise ValueError(f"inputs need equal numbers of profiles, got {', '.join(map(str, sorted(counts)))}")
+        raise ValueError(f"each Input needs the same number of profiles, got {' and '.join(map(str, sorted(counts)))}")
     return [
         [
             ProfileRanges(i, {d: Range(*ends) for d, ends in enumerate(zip(*each.profiles[at], strict=True))})
@@ -81,6 +82,7 @@ def _profiles_of_inputs(inputs: Mapping[int, Input]) -> list[list[ProfileRanges]
 def _merge_profile_entries(
     model: object, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], count: int, profiles: Sequence[Spec]
 ) -> tuple[Spec, list[list[ProfileRanges]]]:
+    """Return the ``dynamic_shapes`` that cover all profiles, and each profile's ranges. ``count``: of input leaves."""
     names = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if isinstance(model, torch.nn.Module):
@@ -139,13 +141,14 @@ def _ranges_over_profiles(
 
 
 def _entry_of_dim(spec: Spec, dim: int, rank: int) -> Any:
+    """Return a dim's entry in a dict by dim (also ``-1`` for the last one) or in a sequence; None if missing."""
     if isinstance(spec, Mapping):
         return spec.get(dim, spec.get(dim - rank))
     return spec[dim] if isinstance(spec, list | tuple) else None
 
 
 def _size_bounds_of_entry(entry: Any, example_size: int) -> tuple[int, int]:
-    """Return the smallest and largest size that an entry of a profile allows."""
+    """Return the smallest and largest size that an entry of a profile allows; without an entry, the example's size."""
     if isinstance(entry, int):
         return entry, entry
     if hasattr(entry, "min") and hasattr(entry, "max"):

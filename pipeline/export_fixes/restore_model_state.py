@@ -127,7 +127,7 @@ def _contains_fakes(value: object, deep: bool = True) -> bool:
 
 @frozen
 class Snapshot:
-    """The attributes of an object, and what they and their containers held when the snapshot was taken."""
+    """The attributes of an object when the snapshot was taken, and copies of the lists, dicts and sets in them."""
 
     current: dict[str, Argument]
     before: dict[str, Argument]
@@ -151,7 +151,7 @@ class Snapshot:
                 yield name, value
 
     def added_values(self, name: str) -> Sequence[object] | None:
-        """Return the values added to an attribute that was None, or to a dict that kept its entries; else None."""
+        """Return the values added to an attribute that was None (its value) or a dict (its new entries); else None."""
         value, before = self.current.get(name), self.before.get(name)
         if before is None:
             return [value]

@@ -52,8 +52,8 @@ class Checks:
 
     Attributes:
         places: the locations of checks that were assumed to pass, as ``file:line``.
-        caught: the location of a check whose error the model may catch; empty if there is none. Dynamo would assume
-            that the check passes, and the model may catch the error of its trace.
+        caught: the location of a check whose error the model may catch, so that it cannot be assumed to pass; empty if
+            there is none. Such a model is not traced by Dynamo, which would assume that the check passes.
     """
 
     places: dict[str, None] = field(factory=dict)
@@ -149,14 +149,15 @@ def _truth_that_passes_check(frame: FrameType | None, is_check: bool) -> bool | 
 
 
 def _is_library_frame(frame: FrameType) -> bool:
-    """Return whether a frame runs code of torch or pipeline that is not in `CHECKING_CODE`."""
+    """Return whether a frame runs code of torch or pipeline, except torch's files of value checks (`CHECKING_CODE`)."""
     name = frame.f_code.co_filename
     return name.startswith(LIBRARY_CODE) and not name.startswith(CHECKING_CODE)
 
 
 @functools.lru_cache(1024)
 def _required_truth(code: CodeType, offset: int) -> tuple[bool | None, str]:
-    """Return the truth value that avoids a branch which only raises an error, and the error's name, or (None, "")."""
+    """Return the truth value for which the conditional jump at ``offset`` raises no error, and the name of the error
+    that its other branch raises; (None, "") if no branch, or each branch, only raises an error."""
     steps = list(dis.get_instructions(code))
     place = next((i for i, step in enumerate(steps) if step.offset == offset), len(steps))
     if place < len(steps) and steps[place].opname == "TO_BOOL":

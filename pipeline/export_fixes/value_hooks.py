@@ -80,7 +80,7 @@ def fake_inputs_with_values(
 def trace_known_number_read(
     orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
 ) -> object:
-    """Wrap torch's tracing of a call: read a number from the fake tensor, not from its proxy's literal."""
+    """Wrap torch's tracing of a call: it reads a number from the fake tensor's known value, not from its proxy's."""
     if torch.Tag.data_dependent_output in func.tags and args and isinstance(args[0], FakeTensor):
         slot = get_proxy_slot(args[0], mode.tracer, None)
         if slot is not None and slot.constant is not None:
@@ -89,7 +89,7 @@ def trace_known_number_read(
 
 
 def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> object:
-    """Wrap Dynamo's pass that specializes float inputs, which treats each number read from a tensor as a symbol."""
+    """Wrap Dynamo's pass that specializes float inputs: hide known ints from it, which it takes for symbols."""
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, FakeTensor) and isinstance(value.item_memo, int):
@@ -98,8 +98,8 @@ def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> ob
 
 
 def replace_known_index(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Replace index tensors by their known numbers, which torch would specialize to the example's values (2.11 for
-    reads; 2.13 for writes, and for reads with other index tensors)."""
+    """Replace 0-d index tensors by their known numbers, which torch would specialize to the example's values: torch
+    2.11 in reads; torch 2.13 in writes, and in reads that also have other index tensors."""
     if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
         args = (args[0], map_index(args[1], _index_with_known_numbers), *args[2:])
     return func, args, kwargs
@@ -115,5 +115,6 @@ def map_index(index: Argument, function: Function) -> object:
 
 
 def _index_with_known_numbers(index: Argument) -> Argument:
+    """Return the number that a 0-d index tensor equals, if it is computed from sizes; other items unchanged."""
     number = known_maximum(index) if isinstance(index, FakeTensor) and index.dim() == 0 else None
     return index.item() if isinstance(number, torch.SymInt) else index

@@ -191,7 +191,7 @@ def test_a_dataclass_has_to_be_known() -> None:
 
 
 def test_a_module_is_no_input() -> None:
-    with pytest.raises(TypeError, match="a ReLU is among the inputs: a module must be part of the model"):
+    with pytest.raises(TypeError, match="a ReLU is among the inputs: make the module an attribute"):
         pipeline.capture(Several(), (X, [nn.ReLU()]))
 
 

@@ -188,7 +188,7 @@ def compares_a_float(x: Tensor) -> Tensor:
 @OLD
 @pytest.mark.parametrize("function", [scales, compares_a_float], ids=lambda f: f.__name__)
 def test_a_number_that_a_program_would_be_for_alone_is_refused(function: Callable[[Tensor], Tensor]) -> None:
-    said = r"test_example_guards.py:\d+, return x.*for its value only\n.*without float\(\)"
+    said = r"test_example_guards.py:\d+, return x.* reads a float .*for its value only\n.*without float\(\)"
     with pytest.raises(pipeline.CaptureError, match=said):
         compiled(function, ONES)
 

@@ -55,7 +55,7 @@ INDICES = {
 @pytest.mark.parametrize("name", INDICES)
 def test_an_index_that_data_has_is_named_as_one(name: str) -> None:
     with pytest.raises(
-        pipeline.CaptureError, match=r"uses a number that it reads from a tensor as a Python index"
+        pipeline.CaptureError, match=r"reads a number from a tensor, and uses it as a Python index"
     ) as caught:
         pipeline.capture(Calls(INDICES[name]).eval(), (X,))
     assert "x[:, i]" in str(caught.value) and "torch.where" not in str(caught.value)

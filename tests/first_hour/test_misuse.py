@@ -97,7 +97,7 @@ INPUTS: Final[dict[str, Misuse]] = {
         "input input is an ndarray, which torch.export does not take\n  hint: pas",
     ),
     "the class Input": (lambda: C(NET, (pipeline.Input,)), "input input is the class Input"),
-    "a module": (lambda: C(NET, (NET,)), "a Sequential is among the inputs: a module must be part of the"),
+    "a module": (lambda: C(NET, (NET,)), "a Sequential is among the inputs: make the module an attribute"),
     "too many": (
         lambda: C(NET, (X, X)),
         "Sequential.forward(input) rejects the inputs: too many positional arguments; g",

@@ -160,7 +160,7 @@ def _inline_calls(graph: TorchIR, receivers: Mapping[str, _Receiver]) -> tuple[T
     given = zip((v.debugName() for v in graph.inputs()), copy.inputs(), strict=True)
     inputs = {v.debugName(): receivers[name] for name, v in given if name in receivers}
     known = dict(inputs)
-    for node in list(_torch_nodes(copy)):
+    for node in list(_nodes_including_nested_blocks(copy)):
         _record_submodule(node, known)
         if node.kind() == "prim::CallMethod" and node.inputsAt(0).debugName() in known:
             call = copy.create(CALL, list(node.inputs()), node.outputsSize())
@@ -175,11 +175,11 @@ def _inline_calls(graph: TorchIR, receivers: Mapping[str, _Receiver]) -> tuple[T
     return copy, inputs
 
 
-def _torch_nodes(block: TorchIR) -> Iterator[TorchIR]:
+def _nodes_including_nested_blocks(block: TorchIR) -> Iterator[TorchIR]:
     for node in block.nodes():
         yield node
         for inner in node.blocks():
-            yield from _torch_nodes(inner)
+            yield from _nodes_including_nested_blocks(inner)
 
 
 def _record_submodule(node: TorchIR, receivers: dict[str, _Receiver]) -> None:
@@ -278,6 +278,7 @@ def is_single_integer(tensor: torch.Tensor) -> bool:
 
 @lru_cache(maxsize=4096)
 def _overload_name(schema: str) -> str:
+    """Return the overload's name in an operator schema, ``default`` if it has none; empty for a node without schema."""
     if "(" not in schema or schema.startswith("("):
         return ""
     return str(torch._C.parse_schema(schema).overload_name) or "default"

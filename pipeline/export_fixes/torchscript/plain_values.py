@@ -78,7 +78,7 @@ def _cast_result(function: Callable[..., Value]) -> Evaluator:
 
 
 def tensorless_evaluators(functions: Mapping[str, Callable[..., Value]]) -> dict[str, Evaluator]:
-    """Return evaluators that call these functions, for those overloads of their kinds that have no tensor arguments."""
+    """Return evaluators by overload: each kind's function, for all overloads of the kind without tensor arguments."""
     return {f"{kind}.{o}": _cast_result(f) for kind, f in functions.items() for o in overloads(kind, tensorless=True)}
 
 
@@ -106,6 +106,7 @@ def _append_and_return(values: list[Value], value: Value) -> list[Value]:
 
 
 def _method_caller(name: str) -> Callable[..., Value]:
+    """Return a function that calls the method ``name`` of its first argument with its other arguments."""
     return lambda owner, *values: getattr(owner, name)(*values)
 
 

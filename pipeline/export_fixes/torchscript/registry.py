@@ -106,13 +106,14 @@ class Evaluators(Mapping[str, Evaluator]):
 
 
 def _check_node_kind(key: object) -> None:
+    """Raise `ValueError` unless a key is a kind of node, or an overload of one, that TorchScript has."""
     match = _KEY.fullmatch(key) if isinstance(key, str) else None
     if match is None:
         raise ValueError(f"{key!r} is no kind of TorchScript node, such as 'prim::ListConstruct' or 'aten::add.int'")
     kind, overload = match["kind"], match["overload"]
     known = overloads(kind)
     if kind.startswith("aten::") and not known:
-        near = ", ".join(difflib.get_close_matches(kind, _all_kinds(), 3))
+        near = ", ".join(difflib.get_close_matches(kind, _all_operator_names(), 3))
         raise ValueError(f"TorchScript has no operator {kind}{f'; similar names: {near}' if near else ''}")
     if known and overload not in (None, *known):
         raise ValueError(f"{kind} has no overload {overload!r}; its overloads are {', '.join(known)}")
@@ -126,5 +127,5 @@ def overloads(kind: str, *, tensorless: bool = False) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _all_kinds() -> tuple[str, ...]:
+def _all_operator_names() -> tuple[str, ...]:
     return tuple(sorted({schema.name for schema in torch._C._jit_get_all_schemas()}))

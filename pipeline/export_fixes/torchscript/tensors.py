@@ -86,7 +86,7 @@ def _layout_code(call: Call, x: Value) -> int:
     return int(torch.ops.prim.layout.default(torch.empty(0).to(x.device) if x.layout == torch.strided else x))
 
 
-def _attribute_reader(name: str) -> Evaluator:
+def _tensor_attribute_evaluator(name: str) -> Evaluator:
     return lambda call, x: getattr(x, name)
 
 
@@ -103,7 +103,7 @@ _METHODS: Final = (
 """The names of tensor methods, aten::NAME in a script, that return a Python value or move the tensor."""
 
 TENSORS: Final[Mapping[str, Evaluator]] = {
-    **{f"prim::{name}": _attribute_reader(name) for name in _ATTRIBUTES},
+    **{f"prim::{name}": _tensor_attribute_evaluator(name) for name in _ATTRIBUTES},
     **{f"aten::{name}": evaluator_of_inputs_only(getattr(torch.Tensor, name)) for name in _METHODS},
     "prim::requires_grad": lambda call, x: x.is_floating_point(),
     "prim::dtype": lambda call, x: DTYPE_CODES[x.dtype],
@@ -140,9 +140,9 @@ TENSORS: Final[Mapping[str, Evaluator]] = {
     "aten::unbind": lambda call, x, dim=0: list(x.unbind(dim)),
     "aten::_convolution": lambda call, *given: aten.convolution.default(*given[:9]),  # else torch 2.11 counts elements
     "aten::numpy_T": lambda call, x: x.permute(*reversed(range(x.dim()))),
-    "aten::mT": _attribute_reader("mT"),
-    "aten::mH": _attribute_reader("mH"),
-    "aten::matrix_H": _attribute_reader("mH"),
+    "aten::mT": _tensor_attribute_evaluator("mT"),
+    "aten::mH": _tensor_attribute_evaluator("mH"),
+    "aten::matrix_H": _tensor_attribute_evaluator("mH"),
     "aten::__interpolate": evaluator_of_inputs_only(functional.interpolate),
     "aten::requires_grad_": lambda call, x, *_: x,
 }
