@@ -57,6 +57,7 @@ def _do_nothing(_: Function, **__: object) -> None:
 
 
 def _call_untraced(original: Function, *args: Argument) -> object:
+    """Call ``original`` without recording its operators in the graph of the export."""
     with disable_proxy_modes_tracing():
         return original(*args)
 

@@ -163,6 +163,11 @@ def _sharded_tensors(model: nn.Module) -> list[ShardedTensor]:
 def _run_on_local_tensors(
     model: nn.Module, params: Sequence[ShardedTensor], wholes: Mapping[tuple[object, ...], Argument], notes: LocalExport
 ) -> Iterator[None]:
+    """Let the model's ``forward``, in this context, take and return local tensors, and compute on DTensors inside.
+
+    params: the parameters and buffers to replace by local tensors. wholes: the inputs that are DTensors, by pytree
+        path. notes: gets the layouts of the outputs that are DTensors.
+    """
     local: dict[int, Argument] = {}
     for each in params:
         if id(each.whole) not in local:

@@ -244,6 +244,7 @@ def _storage_address(tensor: torch.Tensor) -> int:
 
 
 def _bincount_bytes(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
+    """Return an upper bound in bytes for the result of ``torch.bincount``; it reads the greatest value of ``x``."""
     return 8 * max(minlength, int(x.max()) + 1 if x.numel() else 0)
 
 

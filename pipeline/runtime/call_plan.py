@@ -244,6 +244,10 @@ class LayoutBuilder:
         return self._slot_of(_size_value_name(port.value) if port.is_number else port.name)
 
     def _sizes_learnt_from(self, outputs: Sequence[Port]) -> Iterable[tuple[int, int | None, str]]:
+        """Yield each symbol whose value is first known from these outputs of a segment.
+
+        Each is (output index, dim or None if the output is an int, symbol).
+        """
         for position, port in enumerate(outputs):
             for dim, size in [(None, port.value)] if port.is_number else enumerate(port.shape):
                 if not isinstance(size, int) and size.is_Symbol and str(size) not in self.known:
@@ -311,4 +315,5 @@ def _mark_duplicates(outputs: Sequence[Output], returns: Sequence[Return]) -> tu
 
 
 def _size_value_name(size: Expr) -> str:
+    """Return the name of a size among the values that have slots, such as ``size 2*s``."""
     return f"size {size}"

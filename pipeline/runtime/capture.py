@@ -50,6 +50,7 @@ def free_unused_memory() -> None:
 
 
 def _free_cublas_workspaces(runs_torch: bool) -> None:
+    """Free torch's cuBLAS workspaces if the captured work includes PyTorch operators (``runs_torch``)."""
     if runs_torch:
         torch._C._cuda_clearCublasWorkspaces()
 

@@ -136,6 +136,7 @@ class _SegmentGraph:
         self.made[node.name] = self.graph.call_function(target, args, kwargs)
 
     def _copy_argument(self, argument: Any) -> Any:
+        """Return an operator's argument for the copied graph: the copy of a node, or a constant's replacement."""
         return self.made[argument.name] if isinstance(argument, torch.fx.Node) else self.argument(argument)
 
 

@@ -94,6 +94,7 @@ class CapturedCall:
         return values, self._executor.collect_outputs(values, leaves, evolve(self.plan, output_device=None))
 
     def _capture(self, leaves: Sequence[object]) -> tuple[list[object], list[object], list[GraphOutput]]:
+        """Run the call, then capture it; return all slots' values, the program's outputs, and those in graph memory."""
         stream, caller = graph_copies.capture_stream(self._lane.device), self._lane.current_stream()
         options = RunOptions(stream, captured=True)
         stream.wait_stream(caller)
@@ -169,6 +170,7 @@ class CapturedCall:
             leaves[given].copy_(value)
 
     def _to_user(self, output: torch.Tensor) -> torch.Tensor:
+        """Return an output as the caller gets it: on the device of outputs, and cloned unless ``reuse`` is set."""
         if self.plan.output_device is not None:
             return output.to(self.plan.output_device)
         return output if self.reuse else output.clone()
@@ -234,6 +236,7 @@ class CudaGraphs:
 
 
 def _evict_oldest(store: dict[Any, Any], limit: int) -> dict[Any, Any]:
+    """Remove the oldest items of a dict until it has fewer than ``limit``, and return the dict."""
     while len(store) >= limit:
         store.pop(next(iter(store)))
     return store

@@ -122,6 +122,7 @@ class ProfiledSession:
 
     @property
     def loaded(self) -> LoadedEngine:
+        """The engine of the last run."""
         return self.last_session.loaded
 
     def find_profile_index(self, inputs: Sequence[Any]) -> int:
@@ -210,6 +211,7 @@ class CudaWorker:
         return graph(leaves, self.lane.current_stream_handle())
 
     def _run(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
+        """Return the program's outputs, computed without a CUDA graph and without gradients."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self._run(plan, leaves)

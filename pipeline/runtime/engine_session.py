@@ -360,6 +360,7 @@ class EngineSession:
             self._in.require_success(done, "to run", lambda: LOG.error_text_since(mark))
 
     def _finish_output(self, binding: Binding, result: torch.Tensor | OutputBuffer) -> torch.Tensor:
+        """Return an output of the run just enqueued: from its `OutputBuffer`, or copied from host memory to the GPU."""
         if isinstance(result, OutputBuffer):
             taken = result.take_output()
             if taken is None:

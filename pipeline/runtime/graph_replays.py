@@ -193,6 +193,7 @@ class Replayer:
         return self._remember(found, addresses)
 
     def _remember(self, instance: GraphInstance, addresses: tuple[int, ...], limit: int = INSTANCES) -> GraphInstance:
+        """Store an instance for outputs at these addresses; drop the oldest beyond ``limit``. Return the instance."""
         while len(self._instances) >= limit:
             self._instances.pop(next(iter(self._instances)))
         self._instances[addresses] = instance

@@ -48,6 +48,10 @@ def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[s
 def _structure_error(
     program: Program, args: tuple[object, ...], kwargs: Mapping[str, object], error: ValueError
 ) -> str:
+    """Return the error text for arguments whose structure differs from the compiled inputs' structure.
+
+    error: pytree's error.
+    """
     positional, named = child_specs(program.in_spec)
     keywords = list(named.context or ())
     if len(args) == positional.num_children and set(kwargs) == set(keywords):

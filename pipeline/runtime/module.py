@@ -136,6 +136,7 @@ class ProgramModule(CompiledModule):
             self._ranks.attach_to(self, on_gpu=self.executor == "tensorrt")
 
     def reset(self) -> None:
+        """Restore the buffers in place to their values at compilation; clear errors about KV cache positions."""
         with torch.no_grad():
             for name, initial in self._initial.items():
                 initial.write(find_buffer(self, name))
@@ -143,6 +144,7 @@ class ProgramModule(CompiledModule):
             self._guard.clear()
 
     def new_state(self) -> ProgramModule:
+        """Return a module that shares the engines and weights, and has separate buffers with their initial values."""
         module = self.__class__.__new__(self.__class__)
         torch.nn.Module.__init__(module)
         own = {*module.__dict__, "_guard", "_plans", "_fast_replay"}
@@ -192,6 +194,7 @@ class ProgramModule(CompiledModule):
 
     @property
     def refused_graphs(self) -> tuple[str, ...]:
+        """The reasons why calls of this module run without a CUDA graph although ``cuda_graphs=True`` requested one."""
         worker = self._workers.take()
         try:
             graphs = worker.graphs if isinstance(worker, CudaWorker) else None
@@ -224,12 +227,14 @@ class ProgramModule(CompiledModule):
         return given, known
 
     def _make_plan(self, inputs: Sequence[Leaf]) -> CallPlan:
+        """Return the plan of a call with these inputs; an error names the file that the program was loaded from."""
         try:
             return self._compute_plan(inputs)
         except Exception as error:
             raise_call_error(self._file, error, error)
 
     def _compute_plan(self, inputs: Sequence[Leaf]) -> CallPlan:
+        """Check the sizes of these inputs, and return the plan for all calls with inputs of these sizes."""
         if self._ranks is not None:
             self._ranks.check_same_shapes(inputs)
         symbols, layout = bind_symbols(self.program, inputs), self._layout
@@ -341,6 +346,7 @@ def _default_executor(engines: Sequence[Engine]) -> Executor:
 def _make_worker(
     layout: Layout, parts: Sequence[Leaf], device: torch.device, executor: Executor, settings: CompilationSettings
 ) -> Worker:
+    """Return a worker that runs the program's segments; ``parts``: for each segment, its function or loaded engine."""
     if executor == "reference":
         return SegmentExecutor(layout, parts, device)
     graphs = CudaGraphs(settings.max_cuda_graphs, settings.reuse_outputs) if settings.cuda_graphs else None
@@ -348,6 +354,7 @@ def _make_worker(
 
 
 def _reference_runner(compiled: Compiled, index: int, parameters: Mapping[str, torch.Tensor]) -> SegmentRunner:
+    """Return a function that runs engine number ``index`` on the CPU, by PyTorch code for each TensorRT layer."""
     network = compiled.networks[index]
     engine = ReferenceEngine(network, network_weights(compiled, network, parameters), process_group_of(compiled, index))
 

@@ -130,6 +130,10 @@ class Ranks:
         return waiting_text(_shared_store(), self._store_key(), self.sharding.rank, self.other_ranks(), seconds)
 
     def _store_key(self, calls_ahead: int = 0) -> str:
+        """Return the key of this call in the store that the ranks share.
+
+        calls_ahead: return the key of the call that many calls later; negative for an earlier call.
+        """
         return f"pipeline/{self.number}/{self.calls + calls_ahead}"
 
     def other_ranks(self) -> Iterator[int]:
@@ -190,6 +194,7 @@ def find_group(group_name: str) -> Argument:
 
 
 def _shared_store() -> Argument:
+    """Return the default key-value store of torch.distributed, which all ranks read and write."""
     return dist.distributed_c10d._get_default_store()
 
 

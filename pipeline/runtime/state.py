@@ -54,6 +54,10 @@ def find_buffer(module: torch.nn.Module, name: str) -> torch.Tensor:
 
 
 def _owner_module(module: torch.nn.Module, name: str, *, create: bool = False) -> tuple[torch.nn.Module, str]:
+    """Return the submodule that owns the buffer of this dotted name, and the last part of the name.
+
+    create: whether to create missing submodules.
+    """
     *path, leaf = name.split(".")
     for part in path:
         if create and part not in module._modules:

@@ -125,6 +125,10 @@ class SegmentExecutor:
 
 
 def _learnt_values(learnt: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, Leaf]:
+    """Return the values of symbols, read from a segment's outputs.
+
+    learnt: for each symbol (output index, dim or None if the output is a number, symbol).
+    """
     sizes = {s: outputs[i] if dim is None else outputs[i].shape[dim] for i, dim, s in learnt}
     return {s: size if isinstance(size, float) else int(size) for s, size in sizes.items()}
 

@@ -37,6 +37,7 @@ def _slice_axis(x: torch.Tensor, axis: int, start: int, size: int, stride: int) 
 
 
 def _sample(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, fill_value: torch.Tensor | int) -> torch.Tensor:
+    """Select elements of an axis; ``mode`` (WRAP, REFLECT, CLAMP or FILL) says what an index out of range selects."""
     length = x.shape[axis]
     if length == 0:
         if mode != "FILL" and index.numel():
