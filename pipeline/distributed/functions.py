@@ -43,7 +43,10 @@ class LocalFunctions(TorchFunctionMode):
 
 
 def _replay_on_local_tensors(function: Function, arguments: Sequence[Argument], structure: Argument) -> Argument:
-    """Trace a function on DTensors, and call the traced operators on the local tensors in its place."""
+    """Trace a function on DTensors, and call the traced operators on their local tensors; return its results.
+
+    arguments, structure: the function's ``(args, kwargs)``, flattened by pytree.
+    """
     places = [i for i, each in enumerate(arguments) if isinstance(each, torch.Tensor | torch.SymInt)]
     masks = _embedding_mask_buffers(arguments)
     local = [*map(_to_local, (arguments[place] for place in places)), *(mask.data for mask in masks)]

@@ -33,9 +33,10 @@ NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
 class Step:
     """A segment to run, with the slots that it reads (``takes``) and the slots that it fills (``gives``).
 
-    The plan fills the slots of weights that an engine reads in place. ``late``: sizes to compute before this segment
-    runs, since they depend on results of earlier segments. ``learns``: the symbols whose values its outputs determine:
-    (output index, dim or None for an int, symbol).
+    ``late``: the slots and expressions of sizes to compute before this segment runs, since they depend on results of
+    earlier segments. ``learns``: the symbols whose values this segment's outputs determine, each as (output index, dim
+    or None if the output is an int, symbol). The weights that an engine reads in place are in slots, too: see
+    `CallPlan`.
     """
 
     segment: Segment
@@ -141,7 +142,8 @@ class CallPlan:
 
     ``template``: the slots, filled with the values that are equal in all these calls. ``moves``: the tensors among the
     inputs (index, slot, whether to convert the tensor to the program's device or dtype). ``profile``: the program's
-    first profile that fits. ``output_device``: None for the module's device. ``guard`` gets the results of checks.
+    first profile that fits. ``output_device``: None for the module's device. ``guard``: reports calls that write
+    outside of a KV cache; None if the program checks no positions.
     """
 
     template: Slots = field(repr=False)
@@ -152,7 +154,7 @@ class CallPlan:
     guard: PositionGuard | None = field(default=None, repr=False)
 
     def report_check_results(self, slots: Slots, check_slots: Sequence[int]) -> None:
-        """Pass the results of the program's checks, which are in these slots, to the guard."""
+        """Pass the results of the program's checks of KV cache positions, which are in these slots, to the guard."""
         for slot in check_slots:
             if self.guard is not None:
                 self.guard.add_result(slots[slot])
@@ -294,7 +296,8 @@ class LayoutBuilder:
         )
 
     def _memory_owner_name(self, value_name: str) -> str:
-        """Return the value whose memory this value may share: the first in a chain of views, copies and casts."""
+        """Return the name of the value whose memory this value may share: the first in its chain of views, copies and
+        casts."""
         node = self.nodes[value_name]
         while node.op == "call_function" and moves_elements(node) and node.all_input_nodes:
             node = node.all_input_nodes[0]

@@ -110,7 +110,7 @@ class CapturedCall:
 
     @torch.no_grad()
     def _recapture(self, leaves: Sequence[Leaf], outputs: Sequence[torch.Tensor | None]) -> GraphInstance:
-        """Capture the call again, and return an instance that writes the large outputs directly to this memory."""
+        """Capture the call again; return an instance that writes large outputs directly to the tensors ``outputs``."""
         graph = self._new_graph()
         into = {slot: value for i, slot in self._large.items() if (value := outputs[i]) is not None}
         stream = graph_copies.capture_stream(self._lane.device)

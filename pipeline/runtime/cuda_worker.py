@@ -142,7 +142,10 @@ class ProfiledSession:
 
 
 class EngineStep:
-    """Run an engine, and fill the slots ``gives``. ``reuse_outputs``: the next run may overwrite the outputs."""
+    """Run an engine as one step of a program.
+
+    gives: the slots of the engine's outputs. reuse_outputs: whether the next run may overwrite the outputs.
+    """
 
     def __init__(self, session: EngineSession | ProfiledSession, gives: Sequence[int], reuse_outputs: bool) -> None:
         self.session, self.gives, self.reuse_outputs = session, gives, reuse_outputs
@@ -194,7 +197,7 @@ class CudaWorker:
         self.executor = SegmentExecutor(layout, runners, device)
 
     def __call__(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
-        """Return the program's outputs for these inputs, in the order of the current stream."""
+        """Return the program's outputs for these inputs; the work is ordered as if queued on the current stream."""
         if self.lane.is_other_gpu_current():
             with torch.cuda.device(self.lane.device):
                 return self(plan, leaves)

@@ -61,7 +61,7 @@ class ProgramModule(CompiledModule):
         settings: CompilationSettings | None = None,
         shared: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Load a program. ``shared``: constants by recipe; modules of one model with equal settings share this dict."""
+        """Load a program. ``shared``: a dict of constants, which modules of one model with equal settings share."""
         super().__init__()
         self.compiled, self.settings = without_parameters(compiled), settings or compiled.settings
         self.executor: Executor = executor or _default_executor(compiled.engines)
@@ -297,13 +297,17 @@ class ProgramModule(CompiledModule):
 def _get_or_make_constant(
     shared: dict[str, torch.Tensor], make: Callable[[Recipe], torch.Tensor], recipes: Mapping[str, Recipe], name: str
 ) -> torch.Tensor:
-    """Return a constant of a program; constants with equal recipes are the same tensor."""
+    """Return the constant ``name`` of a program, computed by ``make`` from its recipe (the steps that compute it).
+    Constants with equal recipes are the same tensor, stored in ``shared``."""
     recipe = recipes[name]
     return shared[key] if (key := f"{recipe} {recipe.dtype}") in shared else shared.setdefault(key, make(recipe))
 
 
 def _load_weight(parameters: Unchanged, device: torch.device, copied: bool, recipe: Recipe) -> torch.Tensor:
-    """Compute a weight that segments read in place; on a GPU its address is aligned as TensorRT requires."""
+    """Compute a weight that segments read in place; on a GPU its address is aligned as TensorRT requires.
+
+    copied: whether the weight must not share memory with a parameter. recipe: how to compute it from parameters.
+    """
     value = recipe.evaluate_on(device, parameters, copied=copied)
     apart = value.is_cuda and value.layout == torch.strided and value.data_ptr() % ALIGNMENT
     return value.clone() if apart else value

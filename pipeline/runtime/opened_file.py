@@ -66,7 +66,7 @@ def raise_call_error(file_name: str, error: Exception, reported: Exception) -> N
     failed = reported
     if file_name and not isinstance(reported, (PipelineError, MemoryError, torch.OutOfMemoryError)):
         where = "".join(f", {note}" for note in getattr(reported, "__notes__", ()))
-        hint = "call it with inputs like those it was compiled for; or its file may have been changed: save it again"
+        hint = "pass inputs like those that it was compiled for; if that fails, the file may be damaged: save it again"
         failed = ExecutionError(f"{file_name} failed in a call{where}: {error_text(reported)}", hint)
     try:
         if failed is not error:

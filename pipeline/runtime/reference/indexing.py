@@ -41,7 +41,7 @@ def _sample(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, fill_val
     length = x.shape[axis]
     if length == 0:
         if mode != "FILL" and index.numel():
-            raise LayerError(f"the layer samples axis {axis}, which is empty, in mode {mode}")
+            raise LayerError(f"the layer selects elements in mode {mode}, but axis {axis} has size 0")
         return x.new_zeros(_shape_with_size(x, axis, index.numel())) + torch.as_tensor(fill_value).to(x.dtype)
     if mode == "WRAP":
         return x.index_select(axis, index % length)
@@ -98,7 +98,8 @@ def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batch_dim
 
 
 def _flat_indices(x: torch.Tensor, indices: torch.Tensor, batch_dims: int) -> torch.Tensor:
-    """Return, for each index tuple of a gather or scatter, its index into the data with leading dims flattened."""
+    """Return, for each index tuple of a gather or scatter, its position in the data, whose indexed leading dims are
+    flattened to one dim."""
     depth = indices.shape[-1]
     place = torch.zeros(indices.shape[:-1], dtype=torch.int64)
     for axis in range(batch_dims):

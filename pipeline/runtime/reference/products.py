@@ -44,7 +44,7 @@ def _check_padded(layer: Layer, *form_attributes: str) -> None:
     """Raise an error if an attribute of these names, the layout of an input, is not the default ``PADDED_BHND``."""
     for form in form_attributes:
         if layer.attribute(form, "PADDED_BHND") != "PADDED_BHND":
-            raise LayerError(f"the CPU executor supports only {form} PADDED_BHND, got {layer.attribute(form)}")
+            raise LayerError(f"the CPU executor supports only {form}=PADDED_BHND, got {layer.attribute(form)}")
 
 
 def attention_input(
