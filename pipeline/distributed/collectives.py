@@ -76,5 +76,6 @@ def _can_shard(original: Function, shape: Sequence[Argument], *args: Argument, *
 
 
 def _lower_bound(size: Argument) -> int:
+    """Return the least value in the range of a dynamic size (``torch.SymInt``), or a static size itself."""
     node = getattr(size, "node", None)
     return size if node is None else int(node.shape_env.bound_sympy(node.expr).lower)

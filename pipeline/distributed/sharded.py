@@ -50,7 +50,8 @@ class ShardedTensor:
 
 @frozen(eq=False)
 class LocalExport:
-    """The local inputs of an export, and the layouts of the inputs and outputs that are DTensors."""
+    """The inputs of an export, where local tensors replace DTensors; and for the inputs and outputs that are DTensors
+    outside of the export, their layouts by index."""
 
     args: Sequence[object]
     kwargs: Mapping[str, object] | None

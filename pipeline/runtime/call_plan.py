@@ -65,6 +65,7 @@ class Return:
 
     @computed.default
     def _is_computed(self) -> bool:
+        """Whether the output is a value computed by the call, and not an input, parameter or earlier output itself."""
         return self.input_index is None and self.again is None and self.held is None
 
 
@@ -82,7 +83,10 @@ class Write:
 
 @frozen
 class Layout:
-    """The slot numbers of a program's values by name, and the steps that read and fill slots, in order."""
+    """The slots of a program: each call stores its values in a list, and ``slots`` has the index of each value by name.
+
+    ``steps``: the segments in order, with the slots that each reads and fills.
+    """
 
     program: Program = field(repr=False)
     slots: Mapping[str, int]

@@ -83,6 +83,7 @@ class CapturedCall:
 
     @property
     def _copies_outputs(self) -> bool:
+        """Whether the graph copies outputs from its own memory to memory of the caller."""
         return self._inside and not self.reuse and self.plan.output_device is None
 
     def _run(self, leaves: Sequence[Leaf], options: RunOptions) -> tuple[list[Leaf], list[Leaf]]:
@@ -143,7 +144,7 @@ class CapturedCall:
         return output.input_index is not None or (output.held is not None and self.plan.is_on_output_device(value))
 
     def has_same_addresses(self, leaves: Sequence[Leaf]) -> bool:
-        """Return whether the inputs that the graph reads in place have the same addresses."""
+        """Return whether the inputs that the graph reads in place have the same addresses as in the captured call."""
         for given, address in self.still:
             value = leaves[given]
             if value.data_ptr() != address or not has_plain_layout(value):
@@ -217,6 +218,7 @@ class CudaGraphs:
     def _capture(
         self, plan: CallPlan, leaves: Sequence[object], worker: Any, fixed_addresses: Mapping[int, int]
     ) -> CapturedCall | None:
+        """Capture and keep a call with this plan; return None, with a warning, if it cannot be captured."""
         reason = worker.executor.layout.capture_obstacle or None
         self.kept.pop(plan, None)
         if reason is None:

@@ -58,7 +58,8 @@ class StreamOrder:
         return handle
 
     def run(self, body: Callable[..., T], *args: object) -> T:
-        """Call ``body(stream, *args)`` with a stream that suits TensorRT and is current during the call."""
+        """Call ``body(stream, *args)`` with the current stream; but if that is the default stream, on which TensorRT would
+        synchronize the device, with the worker's own stream as the current one."""
         if torch._C._cuda_getCurrentRawStream(self._index) != 0:
             return body(self.current_stream(), *args)
         caller = torch.cuda.current_stream(self.device)
@@ -221,6 +222,7 @@ class CudaWorker:
         return self.lane.run(self._run_on, plan, leaves)
 
     def _run_on(self, stream: torch.cuda.Stream, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
+        """Run the program's segments on this stream, which must be current; return the outputs."""
         shapes = plan if self._static else None
         if self._turn.stream is not stream or self._turn.plan is not shapes:
             self._turn = RunOptions(stream, shapes)  # reused while calls have the same shapes

@@ -103,8 +103,8 @@ class GraphInstance:
 
     Args:
         graph: the captured graph, instantiated once.
-        reads: the graph's copy of each input; None for an input without a copy.
-        writes: the graph's copy of each output; None for an output without a copy.
+        reads: the graph node that copies each input; None for an input that is not copied.
+        writes: the graph node that copies each output; None for an output that is not copied.
         another: create a new instance instead of the one that PyTorch replays.
         keep_alive: objects that must live as long as this instance.
     """

@@ -250,7 +250,7 @@ class _SymbolValues:
         if not expr.is_Symbol:
             self.later.append((port, dim, expr, size))
         elif self.symbols.setdefault(expr.name, size) != size:
-            raise ShapeError(port.name, dim, size, (self.symbols[expr.name],) * 2, f"the {self.found[expr.name]}")
+            raise ShapeError(port.name, dim, size, (self.symbols[expr.name],) * 2, f"as the {self.found[expr.name]}")
         else:
             self.found.setdefault(expr.name, _describe_size(port, dim))
 

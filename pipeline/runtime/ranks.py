@@ -52,7 +52,7 @@ class Ranks:
 
     @classmethod
     def for_program(cls, program: Program) -> Ranks | None:
-        """Return the `Ranks` of a program; None if it is not part of a sharded model, or is measured without other ranks.
+        """Return the `Ranks` of a program; None if it is of no sharded model, or is measured without the other ranks.
 
         Raises:
             ExecutionError: this process has another rank than the program, or its process groups have other ranks than

@@ -59,6 +59,7 @@ def _shape_with_size(x: torch.Tensor, axis: int, size: int) -> list[int]:
 
 
 def _input_or_attribute(layer: Layer, name: str, tensor: torch.Tensor | None) -> Sequence[int] | None:
+    """Return a layer's setting as integers: the input ``tensor``, or if that is None the attribute ``name``."""
     given: Sequence[int] | None = layer.attribute(name) if tensor is None else to_integers(tensor)
     return given
 

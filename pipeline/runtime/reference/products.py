@@ -17,6 +17,8 @@ def matrix_multiply(layer: Layer, a: torch.Tensor, b: torch.Tensor) -> torch.Ten
 
 
 def _to_matrix(x: torch.Tensor, operation: str, vector_axis: int) -> torch.Tensor:
+    """Return a matmul operand as a matrix: unchanged (operation NONE), transposed (TRANSPOSE), or a vector (VECTOR)
+    with a new dim of size 1 at ``vector_axis``."""
     if operation not in ("NONE", "TRANSPOSE", "VECTOR"):
         raise LayerError(f"{operation!r} is not a matrix operation")
     if operation == "VECTOR":
