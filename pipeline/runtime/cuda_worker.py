@@ -58,8 +58,8 @@ class StreamOrder:
         return handle
 
     def run(self, body: Callable[..., T], *args: object) -> T:
-        """Call ``body(stream, *args)`` with the current stream; but if that is the default stream, on which TensorRT would
-        synchronize the device, with the worker's own stream as the current one."""
+        """Call ``body(stream, *args)`` with the current stream. If that is the default stream, on which TensorRT would
+        synchronize the device, the worker's own stream is the current one during the call."""
         if torch._C._cuda_getCurrentRawStream(self._index) != 0:
             return body(self.current_stream(), *args)
         caller = torch.cuda.current_stream(self.device)
