@@ -36,7 +36,7 @@ def trace_collectives() -> AbstractContextManager[None]:
 
 @cache
 def _export_patches(_dtensor_is_imported: bool) -> Patches:
-    """Return the patches of torch for an export; those in DTensor's modules only if these modules are imported."""
+    """Return the patches of torch's functions for an export; DTensor's functions are patched only if it is imported."""
     why = "calls methods of a process group, which torch.export cannot capture: it captures operators only"
     rows = [
         Replacement(torch.distributed, n, partial(_call_functional, op), why, "sharded") for n, op in IN_PLACE.items()
@@ -57,22 +57,25 @@ def _do_nothing(_: Function, **__: object) -> None:
 
 
 def _call_untraced(original: Function, *args: Argument) -> object:
+    """Call ``original`` without recording its operators in the graph of the export."""
     with disable_proxy_modes_tracing():
         return original(*args)
 
 
 def _call_functional(collective: Argument, _: Function, *args: Argument, **kwargs: Argument) -> None:
-    """Call a functional collective in place of a collective of torch.distributed."""
+    """Call the functional ``collective`` with the arguments of a collective of torch.distributed (``_``)."""
     names = functional.REDUCE_OP_TO_STR
     named = [names[each] if isinstance(each, torch.distributed.ReduceOp.RedOpType) else each for each in args]
     collective(*named, **{name: names.get(each, each) if name == "op" else each for name, each in kwargs.items()})
 
 
 def _can_shard(original: Function, shape: Sequence[Argument], *args: Argument, **kwargs: Argument) -> object:
-    """Return whether a tensor can be sharded at its smallest sizes; then it can be sharded at all its sizes."""
+    """Call DTensor's ``is_tensor_shardable`` (``original``) with the lower bound of each dynamic size: a tensor that
+    can be sharded at its smallest sizes can be sharded at all its sizes."""
     return original([_lower_bound(size) for size in shape], *args, **kwargs)
 
 
 def _lower_bound(size: Argument) -> int:
+    """Return the least value in the range of a dynamic size (``torch.SymInt``), or a static size itself."""
     node = getattr(size, "node", None)
     return size if node is None else int(node.shape_env.bound_sympy(node.expr).lower)

@@ -43,7 +43,10 @@ class LocalFunctions(TorchFunctionMode):
 
 
 def _replay_on_local_tensors(function: Function, arguments: Sequence[Argument], structure: Argument) -> Argument:
-    """Trace a function on DTensors, and call the traced operators on the local tensors in its place."""
+    """Trace a function on DTensors, and call the traced operators on their local tensors; return its results.
+
+    arguments, structure: the function's ``(args, kwargs)``, flattened by pytree.
+    """
     places = [i for i, each in enumerate(arguments) if isinstance(each, torch.Tensor | torch.SymInt)]
     masks = _embedding_mask_buffers(arguments)
     local = [*map(_to_local, (arguments[place] for place in places)), *(mask.data for mask in masks)]
@@ -98,9 +101,11 @@ class _Replay(torch.fx.Interpreter):
     """Call a traced graph's operators during an export; constant tensors are created anew from their values."""
 
     def get_attr(self, target: Argument, args: Argument, kwargs: Argument) -> Argument:
+        """Return a new tensor with the values of the constant that the graph contains under the name ``target``."""
         value = super().get_attr(target, args, kwargs)
         return torch.tensor(value.tolist(), dtype=value.dtype, device=value.device)
 
     def call_function(self, target: Argument, args: Argument, kwargs: Argument) -> Argument:
+        """Call an operator of the graph; ``lift_fresh_copy`` is omitted, since `get_attr` returns new tensors."""
         lifts = target is torch.ops.aten.lift_fresh_copy.default
         return args[0] if lifts else super().call_function(target, args, kwargs)

@@ -34,7 +34,10 @@ UNWRAPPED: Final = "compile the module without this wrapper: shard it by paralle
 
 @frozen(eq=False)
 class ShardedTensor:
-    """A parameter or buffer of a model that is a DTensor (``whole``), and the dict of its module that contains it."""
+    """A parameter or buffer of a model that is a DTensor (``whole``).
+
+    registered: the dict that has it under ``name``: its module's ``_parameters`` or ``_buffers``.
+    """
 
     registered: MutableMapping[str, Argument]
     name: str
@@ -47,7 +50,8 @@ class ShardedTensor:
 
 @frozen(eq=False)
 class LocalExport:
-    """The local inputs of an export, and the layouts of the inputs and outputs that are DTensors."""
+    """The inputs of an export, where local tensors replace DTensors; and for the inputs and outputs that are DTensors
+    outside of the export, their layouts by index."""
 
     args: Sequence[object]
     kwargs: Mapping[str, object] | None
@@ -55,7 +59,8 @@ class LocalExport:
     outputs: list[tuple[int, Layout]] = field(factory=list)
 
     def add_sharding(self, program: Program) -> Program:
-        """Return the program with its `Sharding`; unchanged if it has no collectives and no DTensors."""
+        """Return the program with a `Sharding`: its rank, process groups, and the layouts of DTensors among inputs and
+        outputs. A program without collectives and DTensors is returned unchanged."""
         names = process_groups(program.graph.nodes)
         if not (names or self.inputs or self.outputs):
             return program
@@ -113,7 +118,8 @@ def _check_no_training_wrapper(model: nn.Module) -> None:
     for each in model.modules():
         for kind in type(each).__mro__:
             if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
-                raise CaptureError(f"the model is wrapped in {kind.__name__}, {WRAPPERS[kind.__name__]}", UNWRAPPED)
+                why = f"the model is wrapped in {kind.__name__}, {WRAPPERS[kind.__name__]}, as no compiled program does"
+                raise CaptureError(why, UNWRAPPED)
 
 
 def _check_device(sharded: Sequence[ShardedTensor], device: str | None) -> None:
@@ -125,11 +131,12 @@ def _check_device(sharded: Sequence[ShardedTensor], device: str | None) -> None:
 
 
 def check_call_is_safe(model: nn.Module) -> None:
-    """Raise a CaptureError if a call would crash the process: gloo of torch 2.11 reads GPU memory as CPU memory."""
+    """Raise a CaptureError if a call of the model would crash the process: with the backend gloo, torch 2.11 reads a
+    GPU tensor's address as CPU memory."""
     places = _sharded_tensors(model) if "torch.distributed.tensor" in sys.modules else []
     meshes = (each.whole.device_mesh for each in places if each.whole.device_mesh.device_type == "cuda")
     if any(collectives_run_on_host(group.group_name) for mesh in meshes for group in mesh.get_all_groups()):
-        why = f"{type(model).__name__} is sharded over GPUs with the backend gloo, with which a call of it crashes"
+        why = f"{type(model).__name__} is sharded over GPUs with the backend gloo, and a call would crash this process"
         raise CaptureError(why, 'use the backend "nccl", or pipeline.compile(model, …), which does not call it')
 
 
@@ -163,6 +170,11 @@ def _sharded_tensors(model: nn.Module) -> list[ShardedTensor]:
 def _run_on_local_tensors(
     model: nn.Module, params: Sequence[ShardedTensor], wholes: Mapping[tuple[object, ...], Argument], notes: LocalExport
 ) -> Iterator[None]:
+    """Let the model's ``forward``, in this context, take and return local tensors, and compute on DTensors inside.
+
+    params: the parameters and buffers to replace by local tensors. wholes: the inputs that are DTensors, by pytree
+        path. notes: gets the layouts of the outputs that are DTensors.
+    """
     local: dict[int, Argument] = {}
     for each in params:
         if id(each.whole) not in local:
@@ -203,7 +215,8 @@ def _run_on_local_tensors(
 
 
 def _input_as_dtensor(dtensor: Argument, local_tensor: Argument) -> Argument:
-    """Return an input as a DTensor if the caller passes a DTensor. Dynamic sizes are assumed equal on all ranks."""
+    """Return an input of the exported module as a DTensor with the layout of ``dtensor``, the input before the export;
+    unchanged if that is None. Dynamic sizes of the local tensor are assumed equal on all ranks."""
     from torch.distributed.tensor import DTensor
 
     if dtensor is None:

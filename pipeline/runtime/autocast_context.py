@@ -42,7 +42,10 @@ def copy_under_autocast(model: torch.nn.Module) -> torch.nn.Module:
 def _call_under_autocast(
     dtypes: Mapping[str, torch.dtype | None], forward: Callable[..., object], /, *args: object, **kwargs: object
 ) -> Leaf:
-    """Call ``forward`` with autocast in these dtypes. It is an argument so that a module's copy can pass its own."""
+    """Call ``forward`` with autocast in these dtypes, by device type.
+
+    ``forward`` is an argument so that each copy of a module can pass its own ``forward``.
+    """
     with autocast_with_dtypes(dtypes):
         return forward(*args, **kwargs)
 

@@ -104,8 +104,8 @@ class AllocationLimit(TorchDispatchMode):
         if self.taken + asked > self.most:
             taken, most = format_bytes(self.taken), format_bytes(self.most)
             raise ExecutionError(
-                f"{func} needs {format_bytes(asked)} beyond {taken} in use; {self.file} allows a call at most {most}",
-                "if you do not trust the file, do not run it; if you do, compile the model for larger inputs",
+                f"{func} needs {format_bytes(asked)} beside {taken} in use; {self.file} allows a call at most {most}",
+                "if you do not trust the file, do not run it; if you trust it, compile the model for larger inputs",
             )
         result = func(*args, **named)
         before = {_storage_address(value) for value in _strided_tensors_in((args, named))}
@@ -137,7 +137,10 @@ class AllocationLimit(TorchDispatchMode):
         return size
 
     def _count_storage(self, result: torch.Tensor, is_argument_storage: bool) -> None:
-        """Count the storage of a result until the last reference to the storage is gone."""
+        """Count the storage of a result as memory in use, until the last reference to it is gone.
+
+        is_argument_storage: whether an argument of the operator has this storage, so that the call did not allocate it.
+        """
         address = _storage_address(result)
         if address in self.holders or not is_argument_storage:
             size = result.untyped_storage().nbytes()
@@ -244,6 +247,7 @@ def _storage_address(tensor: torch.Tensor) -> int:
 
 
 def _bincount_bytes(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
+    """Return an upper bound in bytes for the result of ``torch.bincount``; it reads the greatest value of ``x``."""
     return 8 * max(minlength, int(x.max()) + 1 if x.numel() else 0)
 
 

@@ -33,9 +33,10 @@ NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
 class Step:
     """A segment to run, with the slots that it reads (``takes``) and the slots that it fills (``gives``).
 
-    The plan fills the slots of weights that an engine reads in place. ``late``: sizes to compute before this segment
-    runs, since they depend on results of earlier segments. ``learns``: the symbols whose values its outputs determine:
-    (output index, dim or None for an int, symbol).
+    ``late``: the slots and expressions of sizes to compute before this segment runs, since they depend on results of
+    earlier segments. ``learns``: the symbols whose values this segment's outputs determine, each as (output index, dim
+    or None if the output is an int, symbol). The weights that an engine reads in place are in slots, too: see
+    `CallPlan`.
     """
 
     segment: Segment
@@ -64,6 +65,7 @@ class Return:
 
     @computed.default
     def _is_computed(self) -> bool:
+        """Whether the output is a value computed by the call, and not an input, parameter or earlier output itself."""
         return self.input_index is None and self.again is None and self.held is None
 
 
@@ -81,7 +83,10 @@ class Write:
 
 @frozen
 class Layout:
-    """The slot numbers of a program's values by name, and the steps that read and fill slots, in order."""
+    """The slots of a program: each call stores its values in a list, and ``slots`` has the index of each value by name.
+
+    ``steps``: the segments in order, with the slots that each reads and fills.
+    """
 
     program: Program = field(repr=False)
     slots: Mapping[str, int]
@@ -141,7 +146,8 @@ class CallPlan:
 
     ``template``: the slots, filled with the values that are equal in all these calls. ``moves``: the tensors among the
     inputs (index, slot, whether to convert the tensor to the program's device or dtype). ``profile``: the program's
-    first profile that fits. ``output_device``: None for the module's device. ``guard`` gets the results of checks.
+    first profile that fits. ``output_device``: None for the module's device. ``guard``: reports calls that write
+    outside of a KV cache; None if the program checks no positions.
     """
 
     template: Slots = field(repr=False)
@@ -152,7 +158,7 @@ class CallPlan:
     guard: PositionGuard | None = field(default=None, repr=False)
 
     def report_check_results(self, slots: Slots, check_slots: Sequence[int]) -> None:
-        """Pass the results of the program's checks, which are in these slots, to the guard."""
+        """Pass the results of the program's checks of KV cache positions, which are in these slots, to the guard."""
         for slot in check_slots:
             if self.guard is not None:
                 self.guard.add_result(slots[slot])
@@ -244,6 +250,10 @@ class LayoutBuilder:
         return self._slot_of(_size_value_name(port.value) if port.is_number else port.name)
 
     def _sizes_learnt_from(self, outputs: Sequence[Port]) -> Iterable[tuple[int, int | None, str]]:
+        """Yield each symbol whose value is first known from these outputs of a segment.
+
+        Each is (output index, dim or None if the output is an int, symbol).
+        """
         for position, port in enumerate(outputs):
             for dim, size in [(None, port.value)] if port.is_number else enumerate(port.shape):
                 if not isinstance(size, int) and size.is_Symbol and str(size) not in self.known:
@@ -290,7 +300,8 @@ class LayoutBuilder:
         )
 
     def _memory_owner_name(self, value_name: str) -> str:
-        """Return the value whose memory this value may share: the first in a chain of views, copies and casts."""
+        """Return the name of the value whose memory this value may share: the first in its chain of views, copies and
+        casts."""
         node = self.nodes[value_name]
         while node.op == "call_function" and moves_elements(node) and node.all_input_nodes:
             node = node.all_input_nodes[0]
@@ -311,4 +322,5 @@ def _mark_duplicates(outputs: Sequence[Output], returns: Sequence[Return]) -> tu
 
 
 def _size_value_name(size: Expr) -> str:
+    """Return the name of a size among the values that have slots, such as ``size 2*s``."""
     return f"size {size}"

@@ -13,7 +13,7 @@ from pipeline.records.parameter import Parameter
 def arrange_arguments(
     program: Program, positional: Spec, keywords: Spec, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]] | None:
-    """Return a call's arguments with the program's positions and keywords; None if they do not fit its signature.
+    """Return a call's arguments as (args, kwargs) in the form used at compile time; None if they do not fit.
 
     An omitted argument has the default of the model's ``forward``. An argument that was omitted at compile time must
     equal that default.
@@ -44,7 +44,7 @@ def arrange_arguments(
         if not has_default or not is_same_value(given[name], default):
             left = f"for its default, {default!r}" if has_default else "without it"
             raise TypeError(
-                f"input {name} cannot be passed, as the program was compiled {left}: compile with it among the inputs"
+                f"input {name} cannot be passed, as the program was compiled {left}: compile the model with this input"
             )
     for name in compiled:
         if name not in given:
@@ -58,7 +58,7 @@ def arrange_arguments(
 def _check_omitted_argument(parameter: Parameter, input_names: Sequence[str], program: Program) -> None:
     """Raise an error if the default of an omitted argument differs from the value that the program was compiled for."""
     specs = [spec for part in program.in_spec.children() for spec in part.children()]
-    place, default, what = input_names.index(parameter.name), parameter.default, "a value of its own"
+    place, default, what = input_names.index(parameter.name), parameter.default, "a value that each call passes"
     if specs[place].num_leaves == 1 and not specs[place].num_children:
         port = program.inputs[sum(spec.num_leaves for spec in specs[:place])]
         if port.kind == "symint" and type(default) is int:
@@ -68,7 +68,8 @@ def _check_omitted_argument(parameter: Parameter, input_names: Sequence[str], pr
                 return
             what = repr(port.value)
     raise TypeError(
-        f"input {parameter.name} is missing, and its default is {default!r}, but the program was compiled for {what}"
+        f"input {parameter.name} is missing, and its default is {default!r}, but the program was compiled for {what}: "
+        "pass this input"
     )
 
 

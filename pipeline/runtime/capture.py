@@ -50,6 +50,7 @@ def free_unused_memory() -> None:
 
 
 def _free_cublas_workspaces(runs_torch: bool) -> None:
+    """Free torch's cuBLAS workspaces if the captured work includes PyTorch operators (``runs_torch``)."""
     if runs_torch:
         torch._C._cuda_clearCublasWorkspaces()
 
@@ -60,15 +61,15 @@ def _check_capture(stream: torch.cuda.Stream) -> None:
     if cudart is not None:
         (status,) = graph_copies.check_cuda(cudart.cudaStreamIsCapturing(stream.cuda_stream))
         if status != cudart.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive:
-            raise RuntimeError("CUDA aborted the graph capture: the call waits for the GPU, or cannot be recorded")
+            raise RuntimeError("CUDA aborted the graph capture: the call waits for the GPU, or CUDA cannot capture it")
 
 
 def _end_failed_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
-    """End a capture that failed.
+    """End a capture that failed, so that torch's state is as before the capture.
 
-    CUDA refuses to end a capture in which the host waited for the GPU. torch's ``capture_end`` then raises before it
-    notifies the allocator, which would not free memory that several streams used, and the random number generators,
-    which would raise. So this function lets torch end an empty capture instead.
+    CUDA refuses to end a capture in which the host waited for the GPU. torch's ``capture_end`` would then raise before
+    it resets the allocator (which would not free memory that several streams used) and the random number generators
+    (which would raise). So this function ends the capture itself, begins an empty one, and lets torch end that.
     """
     cudart = graph_copies.cudart
     if cudart is not None:

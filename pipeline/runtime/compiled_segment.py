@@ -45,7 +45,7 @@ _lock = threading.Lock()
 def compile_segment(program: Program, segment: Segment, mode: str, replace_constant: ReplaceConstant) -> Run | None:
     """Compile a segment in a mode of torch.compile; return a function of its inputs followed by its constants, or None
     if it cannot be compiled. torch compiles it at the first call, once for all segments that differ only in names. A
-    profile's segment is first compiled for static sizes; at other sizes, once more with dynamic shapes.
+    segment of an optimization profile is compiled for static sizes, and at other sizes once more for dynamic shapes.
 
     replace_constant: returns the replacement for a constant argument, such as a device.
     """
@@ -63,7 +63,8 @@ def compile_segment(program: Program, segment: Segment, mode: str, replace_const
 
 
 def _run_with_updated_inputs(run: Run, updated_inputs: Sequence[int | None], *inputs: Leaf) -> Sequence[Leaf]:
-    """Return a segment's outputs: the results of ``run``, and for an index in ``updated_inputs`` the updated input."""
+    """Return a segment's outputs: for each index in ``updated_inputs`` the input with this index, which the segment has
+    updated in place, and for each None the next result of ``run``."""
     results = iter(run(*inputs))
     return [next(results) if place is None else inputs[place] for place in updated_inputs]
 
@@ -93,8 +94,9 @@ def _is_compilable_operator(node: torch.fx.Node) -> bool:
 class _SegmentGraph:
     """A copy of a segment's nodes as a graph whose placeholders are the segment's inputs and constants.
 
-    text: the graph without names of the program, and the types of its placeholders. updated: for each output, the index
-        of the input that the graph updates in place to produce it, or None; empty without such updates.
+    text: the graph's code and the types of its placeholders; segments with equal texts share a compiled function.
+    updated: for each output, the index of the input that the graph updates in place to produce it, or None; empty
+        without such updates.
     """
 
     def __init__(self, program: Program, segment: Segment, argument: ReplaceConstant) -> None:
@@ -136,6 +138,7 @@ class _SegmentGraph:
         self.made[node.name] = self.graph.call_function(target, args, kwargs)
 
     def _copy_argument(self, argument: Any) -> Any:
+        """Return an operator's argument for the copied graph: the copy of a node, or a constant's replacement."""
         return self.made[argument.name] if isinstance(argument, torch.fx.Node) else self.argument(argument)
 
 

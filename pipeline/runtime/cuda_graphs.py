@@ -83,6 +83,7 @@ class CapturedCall:
 
     @property
     def _copies_outputs(self) -> bool:
+        """Whether the graph copies outputs from its own memory to memory of the caller."""
         return self._inside and not self.reuse and self.plan.output_device is None
 
     def _run(self, leaves: Sequence[Leaf], options: RunOptions) -> tuple[list[Leaf], list[Leaf]]:
@@ -94,6 +95,7 @@ class CapturedCall:
         return values, self._executor.collect_outputs(values, leaves, evolve(self.plan, output_device=None))
 
     def _capture(self, leaves: Sequence[object]) -> tuple[list[object], list[object], list[GraphOutput]]:
+        """Run the call, then capture it; return all slots' values, the program's outputs, and those in graph memory."""
         stream, caller = graph_copies.capture_stream(self._lane.device), self._lane.current_stream()
         options = RunOptions(stream, captured=True)
         stream.wait_stream(caller)
@@ -109,7 +111,7 @@ class CapturedCall:
 
     @torch.no_grad()
     def _recapture(self, leaves: Sequence[Leaf], outputs: Sequence[torch.Tensor | None]) -> GraphInstance:
-        """Capture the call again, and return an instance that writes the large outputs directly to this memory."""
+        """Capture the call again; return an instance that writes large outputs directly to the tensors ``outputs``."""
         graph = self._new_graph()
         into = {slot: value for i, slot in self._large.items() if (value := outputs[i]) is not None}
         stream = graph_copies.capture_stream(self._lane.device)
@@ -142,7 +144,7 @@ class CapturedCall:
         return output.input_index is not None or (output.held is not None and self.plan.is_on_output_device(value))
 
     def has_same_addresses(self, leaves: Sequence[Leaf]) -> bool:
-        """Return whether the inputs that the graph reads in place have the same addresses."""
+        """Return whether the inputs that the graph reads in place have the same addresses as in the captured call."""
         for given, address in self.still:
             value = leaves[given]
             if value.data_ptr() != address or not has_plain_layout(value):
@@ -169,6 +171,7 @@ class CapturedCall:
             leaves[given].copy_(value)
 
     def _to_user(self, output: torch.Tensor) -> torch.Tensor:
+        """Return an output as the caller gets it: on the device of outputs, and cloned unless ``reuse`` is set."""
         if self.plan.output_device is not None:
             return output.to(self.plan.output_device)
         return output if self.reuse else output.clone()
@@ -215,6 +218,7 @@ class CudaGraphs:
     def _capture(
         self, plan: CallPlan, leaves: Sequence[object], worker: Any, fixed_addresses: Mapping[int, int]
     ) -> CapturedCall | None:
+        """Capture and keep a call with this plan; return None, with a warning, if it cannot be captured."""
         reason = worker.executor.layout.capture_obstacle or None
         self.kept.pop(plan, None)
         if reason is None:
@@ -234,6 +238,7 @@ class CudaGraphs:
 
 
 def _evict_oldest(store: dict[Any, Any], limit: int) -> dict[Any, Any]:
+    """Remove the oldest items of a dict until it has fewer than ``limit``, and return the dict."""
     while len(store) >= limit:
         store.pop(next(iter(store)))
     return store

@@ -58,7 +58,8 @@ class StreamOrder:
         return handle
 
     def run(self, body: Callable[..., T], *args: object) -> T:
-        """Call ``body(stream, *args)`` with a stream that suits TensorRT and is current during the call."""
+        """Call ``body(stream, *args)`` with the current stream. If that is the default stream, on which TensorRT would
+        synchronize the device, the worker's own stream is the current one during the call."""
         if torch._C._cuda_getCurrentRawStream(self._index) != 0:
             return body(self.current_stream(), *args)
         caller = torch.cuda.current_stream(self.device)
@@ -122,6 +123,7 @@ class ProfiledSession:
 
     @property
     def loaded(self) -> LoadedEngine:
+        """The engine of the last run."""
         return self.last_session.loaded
 
     def find_profile_index(self, inputs: Sequence[Any]) -> int:
@@ -141,7 +143,10 @@ class ProfiledSession:
 
 
 class EngineStep:
-    """Run an engine, and fill the slots ``gives``. ``reuse_outputs``: the next run may overwrite the outputs."""
+    """Run an engine as one step of a program.
+
+    gives: the slots of the engine's outputs. reuse_outputs: whether the next run may overwrite the outputs.
+    """
 
     def __init__(self, session: EngineSession | ProfiledSession, gives: Sequence[int], reuse_outputs: bool) -> None:
         self.session, self.gives, self.reuse_outputs = session, gives, reuse_outputs
@@ -193,7 +198,7 @@ class CudaWorker:
         self.executor = SegmentExecutor(layout, runners, device)
 
     def __call__(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
-        """Return the program's outputs for these inputs, in the order of the current stream."""
+        """Return the program's outputs for these inputs; the work is ordered as if queued on the current stream."""
         if self.lane.is_other_gpu_current():
             with torch.cuda.device(self.lane.device):
                 return self(plan, leaves)
@@ -210,12 +215,14 @@ class CudaWorker:
         return graph(leaves, self.lane.current_stream_handle())
 
     def _run(self, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
+        """Return the program's outputs, computed without a CUDA graph and without gradients."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self._run(plan, leaves)
         return self.lane.run(self._run_on, plan, leaves)
 
     def _run_on(self, stream: torch.cuda.Stream, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf]:
+        """Run the program's segments on this stream, which must be current; return the outputs."""
         shapes = plan if self._static else None
         if self._turn.stream is not stream or self._turn.plan is not shapes:
             self._turn = RunOptions(stream, shapes)  # reused while calls have the same shapes

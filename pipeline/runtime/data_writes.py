@@ -22,8 +22,11 @@ _own: Final[Any] = torch.Tensor.data
 
 @define(eq=False)
 class DataWrites:
-    """A count of the writes to a tensor through ``.data``: the number of assignments, and an alias whose version counts
-    in-place writes. The tensor is watched while this object lives."""
+    """A count of the writes to a tensor through ``.data``, which is watched while this object lives.
+
+    assigned: the number of assignments to ``.data``. alias: the tensor that ``.data`` returned; its version counter
+        counts the in-place writes.
+    """
 
     assigned: int = 0
     alias: torch.Tensor | None = None

@@ -179,8 +179,8 @@ class RuntimeCache:
             return True
 
     def copy_kernels_from(self, other: RuntimeCache) -> None:
-        """Copy another program's kernels to this cache's file, unless the file exists, for engines that both have.
-        If the other cache's file is for this GPU only, so is the new file."""
+        """Copy the kernels of another program, which has some engines in common with this one, to this cache's file; do
+        nothing if the file exists. If the other cache's file is for this GPU only, so is the new file."""
         path = self.path if other._next or not self._next else self._next[-1]
         if path and other.path and not path.exists() and (data := other.stored_kernels()):
             _write_kernels(path, memoryview(data))

@@ -105,7 +105,8 @@ class LoadedEngine:
         return loaded
 
     def for_network(self, engine: Engine, network: Network) -> LoadedEngine:
-        """Return this engine for a network of equal structure; ``engine.bindings`` maps its names to the plan's."""
+        """Return this engine for a network of equal structure with other names; ``engine.bindings`` maps these names
+        to the names in the engine's plan."""
         return evolve(self, network=rename_bindings(network, engine.bindings))
 
     @property

@@ -40,11 +40,12 @@ PLANS = 64
 
 @frozen(eq=False)
 class EnginePlan:
-    """The settings shared by runs with the same shapes.
+    """How a session runs its engine for inputs of the same shapes.
 
-    ``copies``: (input index, session memory) of each copied input. ``loose``: the indices of inputs read in place.
-    ``results``: session memory for each output, or None if each run allocates the output by its function in ``makers``
-    (None if the shape is known only after the run). ``fixed``: tensors that are bound once and kept alive.
+    ``copies``: the inputs to copy, as (input index, the session's tensor to copy to). ``loose``: the indices of inputs
+    that the engine reads where the caller has them. ``results``: for each output, the session's tensor that the engine
+    writes, or None if each run allocates the output by its function in ``makers`` (None if the shape is known only
+    after the run). ``fixed``: tensors that are bound once and kept alive.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -185,7 +186,8 @@ class EngineSession:
         return self._apply(plan, key, inputs, in_place=in_place) if plan is None or plan is not self._current else plan
 
     def _is_read_in_place(self, input_index: int, value: torch.Tensor, session_memory: torch.Tensor) -> bool:
-        """Return whether an input is readable in place and its address never changed; if not, copy it from now on."""
+        """Return whether the engine reads an input in place: TensorRT can, and the address never changed. If not, bind
+        ``session_memory``, to which this call and all later calls copy the input."""
         name = self.inputs[input_index].name
         if self._is_readable_in_place(value, session_memory.dtype):
             if value.data_ptr() == self._addresses.get(name):
@@ -205,7 +207,8 @@ class EngineSession:
 
     def _find_binding(self, name: str) -> Binding:
         if name not in self.known:
-            raise ExecutionError(f"{self.network.name} has no {name}, only {', '.join(map(str, self.known.values()))}")
+            known = ", ".join(map(str, self.known.values()))
+            raise ExecutionError(f"{self.network.name} has no input or output {name}, only {known}")
         return self.known[name]
 
     def _device(self, binding: Binding) -> torch.device:
@@ -360,10 +363,12 @@ class EngineSession:
             self._in.require_success(done, "to run", lambda: LOG.error_text_since(mark))
 
     def _finish_output(self, binding: Binding, result: torch.Tensor | OutputBuffer) -> torch.Tensor:
+        """Return an output of the run just enqueued: from its `OutputBuffer`, or copied from host memory to the GPU."""
         if isinstance(result, OutputBuffer):
             taken = result.take_output()
             if taken is None:
-                raise ExecutionError(f"{self.network.name}: TensorRT requested no memory for output {binding.name}")
+                why = f"{self.network.name}: TensorRT requested too little memory for output {binding.name}"
+                raise ExecutionError(why)
             return taken.to(self.device)
         return result.to(self.device) if binding.on_host else result
 

@@ -60,6 +60,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 @cache
 def _num_stages(device: torch.device) -> int:
+    """Return ``num_stages`` for Triton kernels: 5 on a GPU with enough shared memory per block, else fewer."""
     if device.type != "cuda":
         return 1
     properties: Any = torch.cuda.get_device_properties(device)

@@ -103,8 +103,8 @@ class GraphInstance:
 
     Args:
         graph: the captured graph, instantiated once.
-        reads: the graph's copy of each input; None for an input without a copy.
-        writes: the graph's copy of each output; None for an output without a copy.
+        reads: the graph node that copies each input; None for an input that is not copied.
+        writes: the graph node that copies each output; None for an output that is not copied.
         another: create a new instance instead of the one that PyTorch replays.
         keep_alive: objects that must live as long as this instance.
     """
@@ -197,6 +197,7 @@ def _read_fill(node: object) -> MemoryFill | None:
 
 
 def _graph_of_fill(fill: MemoryFill) -> object:
+    """Return a new CUDA graph, whose only node is the kernel that fills memory as ``fill`` does."""
     device = torch.device("cuda", torch.cuda.current_device())
     stream = capture_stream(device)
     mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
@@ -220,5 +221,6 @@ def _replace_node(graph: object, node: object, kernel: object) -> None:
 
 
 def _adjacent_nodes(query: Any, node: Any) -> list[Any]:
+    """Return the nodes before or after a graph node; ``query`` is the CUDA function that lists them."""
     *_, count = check_cuda(query(node))
     return list(check_cuda(query(node, count))[0])[:count] if count else []

@@ -34,7 +34,10 @@ alternate than there are captured calls."""
 
 
 class GraphInput:
-    """An input, and the memory (``held``) to which the graph copies it, from ``example`` or another address."""
+    """An input of a captured graph, which copies it to the memory ``held``.
+
+    The graph was captured with a copy from the memory ``example``; a launch may copy from another address.
+    """
 
     def __init__(self, input_index: int, value: torch.Tensor, has_copy: bool) -> None:
         self.input_index = input_index
@@ -54,7 +57,10 @@ class GraphInput:
 
 
 class GraphOutput:
-    """An output in the graph's memory; ``example`` is the memory to which the graph copies it, if it does."""
+    """An output of a captured graph, in the graph's memory (``value``).
+
+    example: the memory to which the graph was captured to copy the output; ``value`` itself if it does not copy it.
+    """
 
     def __init__(self, value: torch.Tensor, has_copy: bool) -> None:
         self.value = value
@@ -80,8 +86,8 @@ def input_and_output_copies(
 def make_instance(
     graph: torch.cuda.CUDAGraph, inputs: Sequence[GraphInput], outputs: Sequence[GraphOutput]
 ) -> GraphInstance:
-    """Return PyTorch's instance of a graph. The instance keeps the copied outputs alive. Other outputs are in the
-    caller's memory, which must be unused when the next launch writes to it."""
+    """Return the `GraphInstance` whose executable PyTorch has instantiated and replays. It keeps alive the outputs that
+    the graph copies. The others are in the caller's memory, which must be unused when the next launch writes to it."""
     kept = [take.value for take in outputs if take.value is not take.example]
     return GraphInstance(graph, *input_and_output_copies(graph, inputs, outputs), keep_alive=kept)
 
@@ -158,7 +164,10 @@ class Replayer:
         return outputs
 
     def _next_launch(self, base: GraphInstance, leaves: Sequence[object], stream: int) -> NextLaunch:
-        """Prepare the next launch on this stream: allocate outputs, and choose the instance that writes to them."""
+        """Prepare the next launch on this stream: allocate outputs, and choose an instance that writes to them.
+
+        base: PyTorch's own instance of the graph.
+        """
         outputs = tuple([None if make is None else make() for make in self._makers])
         addresses = tuple([0 if value is None else value.data_ptr() for value in outputs])
         found = self._instances.get(addresses)
@@ -174,7 +183,11 @@ class Replayer:
         outputs: Sequence[torch.Tensor | None],
         addresses: tuple[int, ...],
     ) -> GraphInstance:
-        """Return an instance that can write to new addresses: a new capture or instance, the oldest, or ``base``."""
+        """Return an instance for outputs at new addresses.
+
+        It is a new capture that writes to them directly, or else an instance whose copy nodes the caller sets to them:
+        ``base``, a new one, or the oldest.
+        """
         again = self._again() if self._again is not None else None
         if again is not None and self._credit >= PATIENCE and addresses in self._once:
             self._credit -= PATIENCE
@@ -193,6 +206,7 @@ class Replayer:
         return self._remember(found, addresses)
 
     def _remember(self, instance: GraphInstance, addresses: tuple[int, ...], limit: int = INSTANCES) -> GraphInstance:
+        """Store an instance for outputs at these addresses; drop the oldest beyond ``limit``. Return the instance."""
         while len(self._instances) >= limit:
             self._instances.pop(next(iter(self._instances)))
         self._instances[addresses] = instance

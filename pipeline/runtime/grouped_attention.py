@@ -44,7 +44,8 @@ def attention_in_graphs(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Compute ``scaled_dot_product_attention``; for one query per head, a kernel skips masked blocks of keys."""
+    """Compute ``scaled_dot_product_attention``. If each head has one query, this package's Triton kernel computes
+    it, and skips blocks of keys that the mask excludes."""
     if dropout_p or is_causal or not few_rows.supports_attention(query, key, value, attn_mask):
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return few_rows.attention(query, key, value, attn_mask, query.shape[-1] ** -0.5 if scale is None else scale)

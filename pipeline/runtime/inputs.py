@@ -48,6 +48,10 @@ def flatten_inputs(program: Program, args: tuple[object, ...], kwargs: Mapping[s
 def _structure_error(
     program: Program, args: tuple[object, ...], kwargs: Mapping[str, object], error: ValueError
 ) -> str:
+    """Return the error text for arguments whose structure differs from the compiled inputs' structure.
+
+    error: pytree's error.
+    """
     positional, named = child_specs(program.in_spec)
     keywords = list(named.context or ())
     if len(args) == positional.num_children and set(kwargs) == set(keywords):
@@ -202,7 +206,7 @@ def _no_profile_error(program: Program, symbols: Mapping[str, int]) -> ShapeErro
     ranges = [profile[name] for profile in program.profiles if name in profile]
     words = " or ".join(f"{r.min} to {r.max}" if r.min < r.max else f"{r.min}" for r in ranges)
     allowed = (min(r.min for r in ranges), max(r.max for r in ranges))
-    return ShapeError(port.name, dim, symbols[name], allowed, f"one profile for all inputs, here {words}")
+    return ShapeError(port.name, dim, symbols[name], allowed, f"and one profile must fit all inputs; profiles: {words}")
 
 
 def check_learnt_sizes(program: Program, sizes: Mapping[str, int]) -> Mapping[str, int]:
@@ -217,7 +221,9 @@ def check_learnt_sizes(program: Program, sizes: Mapping[str, int]) -> Mapping[st
             allowed = f"compiled for {symbol.range.min} to {symbol.range.max}"
             source = symbol.places[0] if symbol.places else name
             bound = f"state a larger bound in the model: torch._check({source}.shape[0] <= …)"
-            fewer = "the next operator of the model does not accept a smaller size: avoid inputs that lead to it"
+            fewer = (
+                f"avoid such inputs: the model's next operator does not accept a smaller size than {symbol.range.min}"
+            )
             raise ExecutionError(
                 f"{source} has the data-dependent size {size}; {allowed}",
                 bound if size > symbol.range.max else fewer,
@@ -244,7 +250,7 @@ class _SymbolValues:
         if not expr.is_Symbol:
             self.later.append((port, dim, expr, size))
         elif self.symbols.setdefault(expr.name, size) != size:
-            raise ShapeError(port.name, dim, size, (self.symbols[expr.name],) * 2, f"the {self.found[expr.name]}")
+            raise ShapeError(port.name, dim, size, (self.symbols[expr.name],) * 2, f"as the {self.found[expr.name]}")
         else:
             self.found.setdefault(expr.name, _describe_size(port, dim))
 
@@ -287,5 +293,5 @@ def _relation_error(program: Program, relation: Relation, symbols: Mapping[str, 
             if names & relation.symbols:
                 allowed, size = port.ranges[dim], evaluate_size(expr, symbols)
                 at = None if port.kind == "symint" else dim
-                return ShapeError(port.name, at, size, (allowed.min, allowed.max), f"sizes with {relation.words}")
-    raise AssertionError(f"no input has a symbol of {relation.words}")
+                return ShapeError(port.name, at, size, (allowed.min, allowed.max), f"sizes that obey {relation.words}")
+    raise AssertionError(f"no input has a size that the relation {relation.words} contains")

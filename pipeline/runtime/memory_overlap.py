@@ -18,7 +18,8 @@ def mutated_input_indices(program: Program) -> tuple[int, ...]:
 
 
 def find_overlap(mutated: Iterable[int], inputs: Sequence[Leaf]) -> tuple[int, int] | None:
-    """Return the indices of a mutated input and of an input that shares its memory (itself if expanded); or None."""
+    """Return the indices of a mutated input and of an input that shares its memory; None if there are none. The
+    indices are equal if elements of one mutated input share memory, as in an expanded tensor."""
     for i in mutated:
         for j, other in enumerate(inputs):
             if isinstance(other, torch.Tensor) and (overlaps(inputs[i], other) if i != j else _shares_elements(other)):
@@ -61,13 +62,19 @@ def overlaps(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _byte_strides(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """Return the byte strides between elements of a tensor, each with the maximum number of times to add it."""
+    """Return (stride in bytes, size - 1) for each dim of a tensor, and (1, itemsize - 1) for the bytes of an element.
+
+    Dims of stride 0 are omitted.
+    """
     dims = [(stride * tensor.itemsize, size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
     return [*(row for row in dims if row[0]), (1, tensor.itemsize - 1)]
 
 
 def _is_sum_of_strides(distance: int, terms: Sequence[tuple[int, int, int]]) -> bool:
-    """Return whether a distance is a sum of strides. terms: (stride, least count, greatest count), longest first."""
+    """Return whether a distance in bytes is a sum of multiples of strides.
+
+    terms: for each stride (stride, least factor, greatest factor), the longest stride first.
+    """
     if not terms:
         return distance == 0
     (step, low, high), *rest = terms

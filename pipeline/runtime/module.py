@@ -61,7 +61,7 @@ class ProgramModule(CompiledModule):
         settings: CompilationSettings | None = None,
         shared: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Load a program. ``shared``: constants by recipe; modules of one model with equal settings share this dict."""
+        """Load a program. ``shared``: a dict of constants, which modules of one model with equal settings share."""
         super().__init__()
         self.compiled, self.settings = without_parameters(compiled), settings or compiled.settings
         self.executor: Executor = executor or _default_executor(compiled.engines)
@@ -136,6 +136,7 @@ class ProgramModule(CompiledModule):
             self._ranks.attach_to(self, on_gpu=self.executor == "tensorrt")
 
     def reset(self) -> None:
+        """Restore the buffers in place to their values at compilation; clear errors about KV cache positions."""
         with torch.no_grad():
             for name, initial in self._initial.items():
                 initial.write(find_buffer(self, name))
@@ -143,6 +144,7 @@ class ProgramModule(CompiledModule):
             self._guard.clear()
 
     def new_state(self) -> ProgramModule:
+        """Return a module that shares the engines and weights, and has separate buffers with their initial values."""
         module = self.__class__.__new__(self.__class__)
         torch.nn.Module.__init__(module)
         own = {*module.__dict__, "_guard", "_plans", "_fast_replay"}
@@ -192,6 +194,7 @@ class ProgramModule(CompiledModule):
 
     @property
     def refused_graphs(self) -> tuple[str, ...]:
+        """The reasons why calls of this module run without a CUDA graph although ``cuda_graphs=True`` requested one."""
         worker = self._workers.take()
         try:
             graphs = worker.graphs if isinstance(worker, CudaWorker) else None
@@ -224,12 +227,14 @@ class ProgramModule(CompiledModule):
         return given, known
 
     def _make_plan(self, inputs: Sequence[Leaf]) -> CallPlan:
+        """Return the plan of a call with these inputs; an error names the file that the program was loaded from."""
         try:
             return self._compute_plan(inputs)
         except Exception as error:
             raise_call_error(self._file, error, error)
 
     def _compute_plan(self, inputs: Sequence[Leaf]) -> CallPlan:
+        """Check the sizes of these inputs, and return the plan for all calls with inputs of these sizes."""
         if self._ranks is not None:
             self._ranks.check_same_shapes(inputs)
         symbols, layout = bind_symbols(self.program, inputs), self._layout
@@ -292,13 +297,17 @@ class ProgramModule(CompiledModule):
 def _get_or_make_constant(
     shared: dict[str, torch.Tensor], make: Callable[[Recipe], torch.Tensor], recipes: Mapping[str, Recipe], name: str
 ) -> torch.Tensor:
-    """Return a constant of a program; constants with equal recipes are the same tensor."""
+    """Return the constant ``name`` of a program, computed by ``make`` from its recipe (the steps that compute it).
+    Constants with equal recipes are the same tensor, stored in ``shared``."""
     recipe = recipes[name]
     return shared[key] if (key := f"{recipe} {recipe.dtype}") in shared else shared.setdefault(key, make(recipe))
 
 
 def _load_weight(parameters: Unchanged, device: torch.device, copied: bool, recipe: Recipe) -> torch.Tensor:
-    """Compute a weight that segments read in place; on a GPU its address is aligned as TensorRT requires."""
+    """Compute a weight that segments read in place; on a GPU its address is aligned as TensorRT requires.
+
+    copied: whether the weight must not share memory with a parameter. recipe: how to compute it from parameters.
+    """
     value = recipe.evaluate_on(device, parameters, copied=copied)
     apart = value.is_cuda and value.layout == torch.strided and value.data_ptr() % ALIGNMENT
     return value.clone() if apart else value
@@ -341,6 +350,7 @@ def _default_executor(engines: Sequence[Engine]) -> Executor:
 def _make_worker(
     layout: Layout, parts: Sequence[Leaf], device: torch.device, executor: Executor, settings: CompilationSettings
 ) -> Worker:
+    """Return a worker that runs the program's segments; ``parts``: for each segment, its function or loaded engine."""
     if executor == "reference":
         return SegmentExecutor(layout, parts, device)
     graphs = CudaGraphs(settings.max_cuda_graphs, settings.reuse_outputs) if settings.cuda_graphs else None
@@ -348,6 +358,7 @@ def _make_worker(
 
 
 def _reference_runner(compiled: Compiled, index: int, parameters: Mapping[str, torch.Tensor]) -> SegmentRunner:
+    """Return a function that runs engine number ``index`` on the CPU, by PyTorch code for each TensorRT layer."""
     network = compiled.networks[index]
     engine = ReferenceEngine(network, network_weights(compiled, network, parameters), process_group_of(compiled, index))
 

@@ -123,6 +123,7 @@ def _placeholder(parameter: torch.nn.Parameter, device: torch.device, copies: di
 
 
 def _refuse_call(module: torch.nn.Module, _: object) -> None:
+    """Raise an error when a submodule without weights is called; this is its forward pre-hook."""
     name = type(module).__name__
     hint = f"call the compiled module; to run {name} alone, compile it, or call the original model"
     raise ExecutionError(f"{name} of a compiled model has no weights: {WEIGHTS}", hint)

@@ -60,13 +60,16 @@ def stated_call_bytes(parameters: object) -> int:
 
 
 def raise_call_error(file_name: str, error: Exception, reported: Exception) -> NoReturn:
-    """Raise the error of a failed call, in its ``except`` clause: ``reported``, or for a program from a file an error
-    that names the file and the node (not if memory ran out, or for errors of this package). No frame refers to the
-    errors afterwards, so that the call's tensors are freed."""
+    """Raise the error of a failed call; call this function in the ``except`` clause.
+
+    The error is ``reported``. For a program from a file it is an error that names the file and the node, unless
+    ``reported`` is an error of this package or of exhausted memory. No frame refers to the errors afterwards, so that
+    the call's tensors are freed.
+    """
     failed = reported
     if file_name and not isinstance(reported, (PipelineError, MemoryError, torch.OutOfMemoryError)):
         where = "".join(f", {note}" for note in getattr(reported, "__notes__", ()))
-        hint = "call it with inputs like those it was compiled for; or its file may have been changed: save it again"
+        hint = "pass inputs like those that it was compiled for; if that fails, the file may be damaged: save it again"
         failed = ExecutionError(f"{file_name} failed in a call{where}: {error_text(reported)}", hint)
     try:
         if failed is not error:

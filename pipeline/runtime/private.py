@@ -59,11 +59,12 @@ def check_private_folder(folder: Path) -> None:
 
 
 def _check_cache_file(file_stat: os.stat_result, path: Path) -> None:
+    """Raise an `OSError` if a cache file or folder belongs to another user, or others can write to it."""
     _check_owner(file_stat, path)
     if hasattr(os, "geteuid") and file_stat.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(file_stat.st_mode)
         raise OSError(
-            f"other users can write to {path} (mode {mode:o}), whose code would run here: run chmod go-w {path}"
+            f"other users can write to {path} (mode {mode:o}), so they could run code here: run chmod go-w {path}"
         )
 
 

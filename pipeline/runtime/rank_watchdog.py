@@ -71,6 +71,10 @@ class Watchdog:
 
 
 def _poll(watchdog: Callable[[], Watchdog | None], interval: float) -> None:
+    """Check every ``interval`` seconds whether the watched call is late, and then end the process.
+
+    watchdog: a weak reference; polling ends when its object is gone.
+    """
     while True:
         time.sleep(interval)
         here = watchdog()

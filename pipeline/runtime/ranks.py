@@ -52,7 +52,7 @@ class Ranks:
 
     @classmethod
     def for_program(cls, program: Program) -> Ranks | None:
-        """Return the `Ranks` of a program; None if it is not part of a sharded model, or is measured alone.
+        """Return the `Ranks` of a program; None if it is of no sharded model, or is measured without the other ranks.
 
         Raises:
             ExecutionError: this process has another rank than the program, or its process groups have other ranks than
@@ -111,7 +111,7 @@ class Ranks:
             try:
                 found = store.get(f"{key}/{other}").decode()
             except RuntimeError as error:
-                why = f"rank {self.sharding.rank} has new shapes ({own}), but rank {other} has ended, or has none"
+                why = f"rank {self.sharding.rank} has new shapes ({own}); rank {other} has no new shapes, or has ended"
                 raise ExecutionError(f"{why}: {error_text(error)}", SAME) from error
             if found != own:
                 raise ExecutionError(f"rank {self.sharding.rank} has shapes {own}; rank {other} has {found}", SAME)
@@ -130,6 +130,10 @@ class Ranks:
         return waiting_text(_shared_store(), self._store_key(), self.sharding.rank, self.other_ranks(), seconds)
 
     def _store_key(self, calls_ahead: int = 0) -> str:
+        """Return the key of this call in the store that the ranks share.
+
+        calls_ahead: return the key of the call that many calls later; negative for an earlier call.
+        """
         return f"pipeline/{self.number}/{self.calls + calls_ahead}"
 
     def other_ranks(self) -> Iterator[int]:
@@ -190,6 +194,7 @@ def find_group(group_name: str) -> Argument:
 
 
 def _shared_store() -> Argument:
+    """Return the default key-value store of torch.distributed, which all ranks read and write."""
     return dist.distributed_c10d._get_default_store()
 
 
@@ -263,7 +268,8 @@ def gather_from_ranks(program: Program, value: T, seconds: float) -> list[T]:
 
 @contextmanager
 def share_random_numbers(program: Program) -> Iterator[None]:
-    """Return a context in which all ranks generate the first rank's random numbers; later, each its own again."""
+    """Return a context in which all ranks generate the first rank's random numbers. After it, the other ranks
+    continue with the numbers of their own generators."""
     groups = {} if program.sharding is None else program.sharding.groups
     if not groups:
         yield

@@ -76,7 +76,8 @@ class FastReplay:
 
 
 def tensor_guard(leaves: Sequence[Leaf]) -> Callable[..., bool] | None:
-    """Return torch's guard for these tensors' types, dtypes, devices, sizes and strides; None if one is not plain."""
+    """Return a function that checks whether tensors have the types, dtypes, devices, sizes and strides of these
+    tensors; None if one of these is not a strided ``torch.Tensor``, or there are none."""
     if not leaves or any(type(leaf) is not torch.Tensor or leaf.layout != torch.strided for leaf in leaves):
         return None
     sizes, strides = [list(leaf.shape) for leaf in leaves], [list(leaf.stride()) for leaf in leaves]

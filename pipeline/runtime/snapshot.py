@@ -56,8 +56,8 @@ def stored_value(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor
         why = f": {tensors.absent}" if isinstance(tensors, FileWeights) and tensors.absent else ""
         raise ExecutionError(
             f"the tensor {name} has no value{why}",
-            'save with weights="inside", restore the weights file, or pass all weights to '
-            "pipeline.refit_module_weights; engines that contain their weights can run on a GPU without the file",
+            "restore the weights file, pass all weights to pipeline.refit_module_weights, or save the program with "
+            'weights="inside"; on a GPU, engines that contain their weights run without the weights file',
         )
     return tensor
 

@@ -54,6 +54,10 @@ def find_buffer(module: torch.nn.Module, name: str) -> torch.Tensor:
 
 
 def _owner_module(module: torch.nn.Module, name: str, *, create: bool = False) -> tuple[torch.nn.Module, str]:
+    """Return the submodule that owns the buffer of this dotted name, and the last part of the name.
+
+    create: whether to create missing submodules.
+    """
     *path, leaf = name.split(".")
     for part in path:
         if create and part not in module._modules:
@@ -65,7 +69,8 @@ def _owner_module(module: torch.nn.Module, name: str, *, create: bool = False) -
 def buffer_views(
     program: Program, module: torch.nn.Module, symbols: Mapping[str, int]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each mutated buffer's placeholder with a view: the first elements, in the shape for these sizes."""
+    """Yield for each mutated buffer the name of its placeholder, and the buffer in the shape for these sizes: if the
+    shape has fewer elements than the buffer, a view of the first ones."""
     nodes = {node.name: node.meta["val"] for node in program.graph.nodes if node.name in program.buffers}
     for placeholder, name in program.buffers.items():
         shape = [int(evaluate_number(expression(size), symbols)) for size in nodes[placeholder].shape]
@@ -102,8 +107,7 @@ class PositionGuard:
     """Check, without waiting for the GPU, whether a call wrote at positions outside of a buffer (such as a KV cache).
 
     On the CPU the call itself raises an error. On a GPU each call adds its result to a flag, and a kernel writes the
-    flag to host memory (in a CUDA graph a copy would be another kind of node), where later calls read it. Writes
-    outside of a buffer never change memory.
+    flag to host memory, where later calls read it. Writes outside of a buffer never change memory.
     """
 
     def __init__(self, device: torch.device, buffer_names: str) -> None:
@@ -123,7 +127,7 @@ class PositionGuard:
         """
         if self.on_gpu:
             torch.logical_or(self.flag, is_outside, out=self.flag)
-            torch.logical_or(self.flag, self.flag, out=self._there)
+            torch.logical_or(self.flag, self.flag, out=self._there)  # a kernel: a copy is another kind of graph node
         elif bool(is_outside):
             raise self.error("this call")
 
@@ -141,7 +145,7 @@ class PositionGuard:
 
     def error(self, which_call: str) -> ExecutionError:
         return ExecutionError(
-            f"{which_call} has positions outside of {self.names}",
+            f"{which_call} has positions outside of the buffer {self.names}",
             "call reset() before the next sequence, or compile the model with larger buffers",
         )
 

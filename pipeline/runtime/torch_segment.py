@@ -149,7 +149,8 @@ def replaceable_masks(
 
 
 def where_of_open_mask(mask: Node) -> Node | None:
-    """Return the ``where`` node of a mask that `OPEN_MASK` marks; None if others than attention read the mask."""
+    """Return the ``where`` node of an attention mask that the operator `OPEN_MASK` marks (every row has an unmasked
+    key); None if another operator than attention reads the mask."""
     choice: Argument = mask.args[0] if mask.target is OPEN_MASK else None
     chosen = isinstance(choice, Node) and choice.target is aten.where.self and list(choice.users) == [mask]
     return choice if chosen and all(user.target is SDPA for user in mask.users) else None

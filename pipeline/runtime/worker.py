@@ -47,7 +47,7 @@ class SegmentExecutor:
         self._set_steps(tuple((step, wrap(step.segment, run)) for step, run in self._steps))
 
     def _set_steps(self, steps: tuple[tuple[Step, SegmentRunner], ...]) -> None:
-        """Set the segments to run in each profile, and determine after which segment each slot is cleared."""
+        """Set the segments with their runners; list each profile's segments, and the slots to clear after each."""
         self._steps = steps
         self._in_profile: dict[int | None, list[tuple[Step, SegmentRunner, tuple[int, ...]]]] = {}
         for profile in (None, *range(len(self.layout.program.profiles))):
@@ -125,6 +125,10 @@ class SegmentExecutor:
 
 
 def _learnt_values(learnt: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, Leaf]:
+    """Return the values of symbols, read from a segment's outputs.
+
+    learnt: for each symbol (output index, dim or None if the output is a number, symbol).
+    """
     sizes = {s: outputs[i] if dim is None else outputs[i].shape[dim] for i, dim, s in learnt}
     return {s: size if isinstance(size, float) else int(size) for s, size in sizes.items()}
 

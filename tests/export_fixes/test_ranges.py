@@ -303,7 +303,7 @@ def test_an_exported_program_that_was_saved_keeps_its_relations(tmp_path: Path) 
     for program in (exported, torch.export.load(tmp_path / "rows.pt2")):
         module = pipeline.default()(program).module(executor="reference")
         torch.testing.assert_close(module(torch.ones(28)), torch.ones(7, 4) * 2)
-        with pytest.raises(pipeline.ShapeError, match="size 10 in dimension 0; compiled for 4 to 28, sizes with"):
+        with pytest.raises(pipeline.ShapeError, match="size 10 in dimension 0; compiled for 4 to 28, sizes that"):
             module(torch.ones(10))
 
 

@@ -290,7 +290,7 @@ def test_positions_outside_are_the_next_calls_error(graphs: bool) -> None:
     before = module.state_dict()["cache"].clone()
     module(x, torch.tensor(64, device="cuda"))
     torch.cuda.synchronize()
-    with pytest.raises(pipeline.ExecutionError, match="an earlier call has positions outside of cache"):
+    with pytest.raises(pipeline.ExecutionError, match="an earlier call has positions outside of the buffer cache"):
         module(x, at)
     assert torch.equal(module.state_dict()["cache"], before), "nothing was written"
     module.reset()

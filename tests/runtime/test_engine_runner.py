@@ -206,7 +206,7 @@ def test_an_engine_of_another_network_is_named() -> None:
     engine = adder()
     other = evolve(engine.network, outputs=())
     other = evolve(other, inputs=(evolve(engine.network.inputs[0], name="z"),))
-    with pytest.raises(ExecutionError, match=r"net has no z, only .*x: float32\[-1, 3\]"):
+    with pytest.raises(ExecutionError, match=r"net has no input or output z, only .*x: float32\[-1, 3\]"):
         Driven(engine, other)
 
 

@@ -71,7 +71,7 @@ def test_reset_gives_the_first_values_where_they_lie(compiled: pipeline.Compiled
     places = {name: tensor.data_ptr() for name, tensor in module.state_dict().items()}
     first = module(X)
     module(X)
-    with pytest.raises(pipeline.ExecutionError, match=r"outside of layers\.0\.keys"):
+    with pytest.raises(pipeline.ExecutionError, match=r"outside of the buffer layers\.0\.keys"):
         module(X)
     module.reset()
     assert torch.equal(module(X), first)
@@ -121,7 +121,7 @@ def test_a_guard_of_a_gpu_tells_the_next_call() -> None:
     guard.check()
     guard.add_result(torch.tensor(True))
     guard.add_result(torch.tensor(False))
-    with pytest.raises(pipeline.ExecutionError, match="an earlier call has positions outside of keys"):
+    with pytest.raises(pipeline.ExecutionError, match="an earlier call has positions outside of the buffer keys"):
         guard.check()
 
 

@@ -27,6 +27,8 @@ def _intersection_over_union(box: torch.Tensor, others: torch.Tensor) -> torch.T
 
 
 def _select_boxes(boxes: torch.Tensor, order: torch.Tensor, iou_threshold: float, max_boxes: int) -> Iterator[int]:
+    """Yield the indices of boxes in the given order, except boxes that overlap a box yielded before (by more than
+    ``iou_threshold``)."""
     while order.numel() and max_boxes > 0:
         best, order = int(order[0]), order[1:]
         max_boxes -= 1

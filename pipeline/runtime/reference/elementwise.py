@@ -110,6 +110,7 @@ def parametric_relu(layer: Layer, x: torch.Tensor, slope: torch.Tensor) -> torch
 
 
 def _broadcast_coefficient(layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Reshape a scale layer's weight to broadcast with ``x``: one value, one per channel, or one per element."""
     mode, axis = layer.attribute("mode"), layer.attribute("channel_axis")
     if mode == "UNIFORM":
         return widen(weight).reshape(())

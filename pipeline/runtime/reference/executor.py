@@ -159,6 +159,7 @@ class _PlanRun:
         return tuple(input_names(entry)[0] for entry in (*entries, *self.trip_count_limits(region)))
 
     def trip_count_limits(self, region: str | None) -> tuple[Layer, ...]:
+        """Return a loop's TRIP_LIMIT layers that limit its iterations by a count, not by a condition."""
         limits = self.flow.boundary_layers(region, "TRIP_LIMIT")
         return tuple(limit for limit in limits if limit.attribute("kind") == "COUNT")
 
@@ -215,6 +216,7 @@ class _PlanRun:
         return all(bool(self.compute(input_names(limit)[0], inner)) for limit in limits)
 
     def bind_iterated_slice(self, iterator: Layer, inner: Frame, trip: int) -> None:
+        """Set the output of an ITERATOR layer to its slice for iteration ``trip``, if it has one."""
         source, axis = self.compute(input_names(iterator)[0], inner), iterator.attribute("axis")
         length = source.shape[axis]
         if trip < length:

@@ -27,7 +27,11 @@ def region_of(layer: Layer) -> str | None:
 
 @attrs.frozen
 class Flow:
-    """A network's control flow: the producer of each tensor, the boundary layers of regions, the regions of tensors."""
+    """A network's control flow. Its regions are its loops and conditionals, named such as "loop 0".
+
+    producers: the layer that computes each tensor. regions: the boundary layers of each region. inside: for each
+        tensor, the regions that it is in.
+    """
 
     producers: Mapping[str, Layer]
     regions: Mapping[str, tuple[Layer, ...]]
@@ -38,7 +42,7 @@ class Flow:
         return tuple(layer for layer in self.regions[region or ""] if layer.kind == kind)
 
     def regions_around(self, layer: Layer) -> frozenset[str]:
-        """Return the regions around a layer's outputs, or, if it has no outputs, around its inputs."""
+        """Return the loops and conditionals that a layer's outputs are in; without outputs, those of its inputs."""
         names = [tensor.name for tensor in layer.outputs] or list(input_names(layer))
         return frozenset().union(*(self.inside.get(name, frozenset()) for name in names))
 
@@ -60,7 +64,10 @@ def read_flow(network: Network) -> Flow:
 
 
 def _regions_around_tensors(network: Network, regions: Mapping[str, tuple[Layer, ...]]) -> dict[str, frozenset[str]]:
-    """Return the regions around each tensor, by fixed-point iteration, since recurrences make the network cyclic."""
+    """Return the loops and conditionals that each tensor is in.
+
+    The result is a fixed point of an iteration, since recurrences make the network cyclic.
+    """
     inside: dict[str, frozenset[str]] = {}
     grows = True
     while grows:
@@ -76,7 +83,10 @@ def _regions_around_tensors(network: Network, regions: Mapping[str, tuple[Layer,
 def _regions_around_layer(
     layer: Layer, regions: Mapping[str, tuple[Layer, ...]], around: Mapping[str, frozenset[str]]
 ) -> frozenset[str]:
-    """Return the regions around a layer's outputs. A region's exit layer is outside of that region."""
+    """Return the loops and conditionals that a layer's outputs are in. ``around``: those of the tensors so far.
+
+    The outputs of an exit layer of a loop or conditional are outside of it.
+    """
     region = region_of(layer)
     sources = regions[region] if region is not None and layer.kind in EXITS else (layer,)
     found = frozenset().union(*(around.get(name, frozenset()) for source in sources for name in input_names(source)))

@@ -37,10 +37,11 @@ def _slice_axis(x: torch.Tensor, axis: int, start: int, size: int, stride: int) 
 
 
 def _sample(x: torch.Tensor, axis: int, index: torch.Tensor, mode: str, fill_value: torch.Tensor | int) -> torch.Tensor:
+    """Select elements of an axis; ``mode`` (WRAP, REFLECT, CLAMP or FILL) says what an index out of range selects."""
     length = x.shape[axis]
     if length == 0:
         if mode != "FILL" and index.numel():
-            raise LayerError(f"the layer samples axis {axis}, which is empty, in mode {mode}")
+            raise LayerError(f"the layer selects elements in mode {mode}, but axis {axis} has size 0")
         return x.new_zeros(_shape_with_size(x, axis, index.numel())) + torch.as_tensor(fill_value).to(x.dtype)
     if mode == "WRAP":
         return x.index_select(axis, index % length)
@@ -58,6 +59,7 @@ def _shape_with_size(x: torch.Tensor, axis: int, size: int) -> list[int]:
 
 
 def _input_or_attribute(layer: Layer, name: str, tensor: torch.Tensor | None) -> Sequence[int] | None:
+    """Return a layer's setting as integers: the input ``tensor``, or if that is None the attribute ``name``."""
     given: Sequence[int] | None = layer.attribute(name) if tensor is None else to_integers(tensor)
     return given
 
@@ -97,7 +99,8 @@ def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batch_dim
 
 
 def _flat_indices(x: torch.Tensor, indices: torch.Tensor, batch_dims: int) -> torch.Tensor:
-    """Return, for each index tuple of a gather or scatter, its index into the data with leading dims flattened."""
+    """Return, for each index tuple of a gather or scatter, its position in the data, whose indexed leading dims are
+    flattened to one dim."""
     depth = indices.shape[-1]
     place = torch.zeros(indices.shape[:-1], dtype=torch.int64)
     for axis in range(batch_dims):

@@ -31,7 +31,7 @@ def assertion(layer: Layer, condition: torch.Tensor) -> Outputs:
 def collective(layer: Layer, x: torch.Tensor, group: str = "") -> torch.Tensor:
     """Run a collective on a tensor in a process group of PyTorch."""
     if not group:
-        raise LayerError("the engine has a collective, but the program has none, so no process group is known")
+        raise LayerError("the engine has a collective, but the program's graph has none that names its process group")
     ops, ranks = torch.ops._c10d_functional, layer.attribute("num_ranks")
     reduction = {"PROD": "product"}.get(name := layer.attribute("reduction"), name.lower())
     begun = {

@@ -17,6 +17,8 @@ def matrix_multiply(layer: Layer, a: torch.Tensor, b: torch.Tensor) -> torch.Ten
 
 
 def _to_matrix(x: torch.Tensor, operation: str, vector_axis: int) -> torch.Tensor:
+    """Return a matmul operand as a matrix: unchanged (operation NONE), transposed (TRANSPOSE), or a vector (VECTOR)
+    with a new dim of size 1 at ``vector_axis``."""
     if operation not in ("NONE", "TRANSPOSE", "VECTOR"):
         raise LayerError(f"{operation!r} is not a matrix operation")
     if operation == "VECTOR":
@@ -41,9 +43,10 @@ def _attention_scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask
 
 
 def _check_padded(layer: Layer, *form_attributes: str) -> None:
+    """Raise an error if an attribute of these names, the layout of an input, is not the default ``PADDED_BHND``."""
     for form in form_attributes:
         if layer.attribute(form, "PADDED_BHND") != "PADDED_BHND":
-            raise LayerError(f"the CPU executor supports only {form} PADDED_BHND, got {layer.attribute(form)}")
+            raise LayerError(f"the CPU executor supports only {form}=PADDED_BHND, got {layer.attribute(form)}")
 
 
 def attention_input(

@@ -38,7 +38,7 @@ def unpack(weight: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def _broadcast_scale(scale: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Tensor:
-    """Broadcast a scale for a tensor, for each index of an axis or for each block to the tensor's elements."""
+    """Broadcast a quantization scale to a shape: a scale of the tensor, of each index of an axis, or of each block."""
     if scale.numel() == 1:
         return scale.reshape(())
     if scale.dim() == 1 and len(shape) != 1:
@@ -78,8 +78,11 @@ def dequantize(layer: Layer, x: torch.Tensor, scale: torch.Tensor, zero: Maybe =
 
 
 def dynamic_quantize(layer: Layer, x: torch.Tensor, tensor_scale: Maybe = None) -> Outputs:
-    """Return quantized values and the scale of each block: the least power of two that keeps the block in range (E8M0).
-    With a second input (the tensor's scale), it is the block's greatest magnitude over the dtype's, in E4M3."""
+    """Return quantized values and the scale of each block of them.
+
+    An E8M0 scale is the least power of two that keeps the block in the dtype's range. An E4M3 scale is the block's
+    greatest magnitude divided by the dtype's greatest number, and by ``tensor_scale`` if given.
+    """
     axis = normalize_axis(layer.attribute("axis"), x.dim())
     kind, of_scales = layer.outputs[0].dtype, layer.outputs[1].dtype
     moved = widen(x).movedim(axis, -1)

@@ -31,6 +31,7 @@ def _input_coordinates(layer: Layer, length: int, size: int, scale: float | None
 
 
 def _linear_taps(layer: Layer, coordinates: torch.Tensor) -> Taps:
+    """Return the two input positions next to each coordinate, each with its weight in linear interpolation."""
     floor = coordinates.floor()
     return [(floor, 1 - (coordinates - floor)), (floor + 1, coordinates - floor)]
 
@@ -44,11 +45,13 @@ def _cubic_weight(distance: torch.Tensor, a: float) -> torch.Tensor:
 
 
 def _cubic_taps(layer: Layer, coordinates: torch.Tensor) -> Taps:
+    """Return the four input positions next to each coordinate, each with its weight in cubic interpolation."""
     floor, a = coordinates.floor(), layer.attribute("cubic_coeff")
     return [(floor + tap, _cubic_weight(coordinates - floor - tap, a)) for tap in (-1, 0, 1, 2)]
 
 
 def _nearest_taps(layer: Layer, coordinates: torch.Tensor) -> Taps:
+    """Return the input position nearest to each coordinate, with weight 1."""
     return [(ROUND[layer.attribute("nearest_rounding")](coordinates), torch.ones_like(coordinates))]
 
 

@@ -86,7 +86,7 @@ def fill(layer: Layer, sizes: Maybe = None, alpha: Maybe = None, beta: Maybe = N
     result = torch.as_tensor(layer.attribute("alpha") if alpha is None else alpha).to(dtype).expand(result_shape)
     step = torch.as_tensor(layer.attribute("beta") if beta is None else beta).to(dtype).reshape(-1)
     if step.numel() != len(result_shape):
-        raise LayerError(f"LINSPACE has {step.numel()} steps for {len(result_shape)} dimensions")
+        raise LayerError(f"LINSPACE needs a step (beta) for each of {len(result_shape)} dimensions, got {step.numel()}")
     for axis, size in enumerate(result_shape):
         result = result + reshape_along_axis(torch.arange(size, dtype=dtype) * step[axis], axis, len(result_shape))
     return result

@@ -59,7 +59,7 @@ def _window_extents(sizes: Sequence[int], dilations: Sequence[int]) -> list[int]
 
 
 def _flatten_batch(layer: Layer, x: torch.Tensor) -> torch.Tensor:
-    """Flatten the dims before channels and the window's dims to one batch dim."""
+    """Flatten all dims before the channel dim: [..., channels, *window dims] to [batch, channels, *window dims]."""
     rank = len(layer.attribute("stride_nd")) + 1
     return x.reshape(math.prod(x.shape[:-rank]), *x.shape[-rank:])
 
