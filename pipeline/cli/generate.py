@@ -73,13 +73,13 @@ def run_generate(options: argparse.Namespace) -> str:
     return "\n".join(",".join(map(str, row)) for row in tokens[:, longest:].tolist())
 
 
-def _parse_token_ids(comma_separated: str) -> list[int]:
+def _parse_token_ids(csv: str) -> list[int]:
     try:
-        found = [int(part) for part in comma_separated.replace(" ", "").split(",")]
+        found = [int(part) for part in csv.replace(" ", "").split(",")]
     except ValueError:
-        raise UsageError(f"--prompt-ids is {comma_separated!r}; expected integers, such as 1,2,3") from None
+        raise UsageError(f"--prompt-ids is {csv!r}; expected integers separated by commas, such as 1,2,3") from None
     if any(token < 0 for token in found):
-        raise UsageError(f"--prompt-ids is {comma_separated!r}; expected token ids of 0 or more")
+        raise UsageError(f"--prompt-ids is {csv!r}; expected token ids of 0 or more")
     return found
 
 
