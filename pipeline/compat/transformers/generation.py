@@ -153,8 +153,8 @@ def _compile_encoders(
     model: Pretrained, compile: Stages, compile_step: Stages, calls: Sequence[EncoderCall]
 ) -> tuple[Programs, dict[str, CallGroup]]:
     """Compile a model's image and audio encoders, for the example calls and for all sizes; return the programs, and the
-    `CallGroup` of calls that each of them runs. The programs for all sizes, and those of an encoder with several
-    programs for example calls, share weights (``compile_step``); others are compiled by ``compile``."""
+    `CallGroup` of calls that each of them runs. The engines of a program for all sizes, and those of an encoder with
+    several programs for example calls, share weights (``compile_step``); others are compiled by ``compile``."""
     groups = group_calls(model, calls)
     counts = Counter(group.path for group in groups)
     for path in counts:
