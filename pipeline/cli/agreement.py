@@ -35,7 +35,7 @@ def measure_agreement(compiled: Compiled, source: Source) -> Agreement:
     """Measure the error of a compiled program against the original model in eager PyTorch, on random inputs."""
     module = compiled.module()
     args, kwargs = random_inputs(source)
-    ours = module(*_copy_tensors(args), **_copy_tensors(kwargs))
+    ours = module(*_clone_tensors(args), **_clone_tensors(kwargs))
     model = source.model.module() if isinstance(source.model, ExportedProgram) else source.model
     with torch.no_grad():
         eager = model(*args, **kwargs)
@@ -43,22 +43,21 @@ def measure_agreement(compiled: Compiled, source: Source) -> Agreement:
 
 
 def largest_difference(compiled_outputs: object, eager_outputs: object, executor: Executor = "reference") -> Agreement:
-    """Return the largest differences between a compiled program's outputs and eager PyTorch's, two pytrees; raise a
-    `ValueError` if the pytrees differ in structure, dtype or shape."""
+    """Return the largest differences of two pytrees of outputs; raise a `ValueError` if structures or shapes differ."""
     (left, spec), (right, expected) = tree_flatten(compiled_outputs), tree_flatten(eager_outputs)
     if spec != expected:
-        raise ValueError(f"the compiled outputs have the structure {spec}, but eager's outputs have {expected}")
+        raise ValueError(f"the compiled program returns the structure {spec}, but eager PyTorch returns {expected}")
     pairs = [_absolute_and_relative_error(i, a, b) for i, (a, b) in enumerate(zip(left, right, strict=True))]
     worst = [max((float(pair[k]) for pair in pairs), default=0.0) for k in (0, 1)]
     return Agreement(worst[0], worst[1], executor)
 
 
-def _absolute_and_relative_error(index: int, compiled: Any, eager: Any) -> tuple[float, float]:
+def _absolute_and_relative_error(output_index: int, compiled: Any, eager: Any) -> tuple[float, float]:
     if not isinstance(eager, torch.Tensor):
         return (0.0, 0.0) if compiled == eager else (float("inf"), float("inf"))
     kinds = [f"{each.dtype}{list(each.shape)}" for each in (compiled, eager)]
     if kinds[0] != kinds[1]:
-        raise ValueError(f"output {index} is {kinds[0]} when compiled, but {kinds[1]} in eager PyTorch")
+        raise ValueError(f"output {output_index} is {kinds[0]} when compiled, but {kinds[1]} in eager PyTorch")
     a, b = compiled.detach().cpu(), eager.detach().cpu()
     same = (a == b) | ((a != a) & (b != b))
     kind = torch.complex128 if a.is_complex() else torch.float64
@@ -69,7 +68,7 @@ def _absolute_and_relative_error(index: int, compiled: Any, eager: Any) -> tuple
 
 
 def random_inputs(source: Source) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a model's inputs with a random tensor of the optimal shape in place of each `Input`."""
+    """Return a model's ``args`` and ``kwargs``; each `Input`, which describes a tensor, becomes a random tensor."""
     generator = torch.Generator().manual_seed(0)
     arguments: Any = (tuple(source.args), dict(source.kwargs))
     if isinstance(source.model, ExportedProgram):
@@ -95,5 +94,5 @@ def random_tensor(shape: list[int], dtype: torch.dtype, generator: torch.Generat
     return torch.randint(0, 2, shape, generator=generator).to(dtype)
 
 
-def _copy_tensors(values: object) -> Any:
-    return tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, values)
+def _clone_tensors(pytree: object) -> Any:
+    return tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, pytree)

@@ -92,9 +92,9 @@ def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _print_error(code: int, message: str) -> int:
+def _print_error(exit_code: int, message: str) -> int:
     print(f"pipeline: {message}", file=sys.stderr)
-    return code
+    return exit_code
 
 
 def _discard_output() -> None:
@@ -167,7 +167,7 @@ class _Version(argparse.Action):
 
 
 def _create_parsers(requested_command: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return two parsers: of the whole command line, and of the requested command. Other commands have no arguments."""
+    """Return the main parser and the requested command's; others get no flags, which are in their commands' modules."""
     parser = chosen = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print the versions of pipeline, torch and TensorRT"

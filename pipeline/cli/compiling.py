@@ -71,6 +71,7 @@ def add_print_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compile(options: argparse.Namespace) -> int:
+    """Run ``pipeline compile``: compile a model, write its engines and a report to a folder; return the exit code."""
     folder = options.output
     if folder is not None:
         _check_output_folder(folder, options.force)
@@ -114,6 +115,7 @@ def run_pipeline(pipeline: Any, source: Source) -> Any:
 
 
 def run_bisect(options: argparse.Namespace) -> int:
+    """Run ``pipeline bisect``: print the graph nodes whose engine is wrong; return 1 if there are any, else 0."""
     compile, source = create_pipeline(options), parse_source(options)
     found = run_pipeline(partial(bisect, compile=compile, limit=options.limit), source)
     print(found)
@@ -149,6 +151,7 @@ def _check_output_folder(folder: Path, may_replace: bool) -> None:
 
 
 def run_support(options: argparse.Namespace) -> int:
+    """Run ``pipeline support``: print all operators that have a converter, or one; return 1 if that one has none."""
     if options.markdown:
         if options.target is not None:
             raise UsageError("--markdown prints the table of all operators, and takes no TARGET")
@@ -163,6 +166,7 @@ def run_support(options: argparse.Namespace) -> int:
 
 
 def run_print(options: argparse.Namespace) -> int:
+    """Run ``pipeline print``: print a model's TensorRT networks without building engines; return the exit code, 0."""
     compile = create_pipeline(options).until("convert")
     source = parse_source(options)
     with StageProgress(show=options.setting_progress) as progress:

@@ -47,8 +47,8 @@ def run_generate(options: argparse.Namespace) -> str:
     except ImportError as error:  # it names the extra
         raise UsageError(str(error)) from None
     if compile_for_generation is None:
-        raise UsageError(f"the entry point transformers of {GROUP} is missing: install pipeline again (pip install .)")
-    prompts = [_parse_ids(text) for text in options.prompt_ids]
+        raise UsageError(f"pipeline is installed without its entry point {GROUP}: install it again (pip install .)")
+    prompts = [_parse_token_ids(text) for text in options.prompt_ids]
     if options.max_new_tokens < 1:
         raise UsageError(f"--max-new-tokens is {options.max_new_tokens}: expected at least 1")
     if options.num_beams < 1:
@@ -73,13 +73,13 @@ def run_generate(options: argparse.Namespace) -> str:
     return "\n".join(",".join(map(str, row)) for row in tokens[:, longest:].tolist())
 
 
-def _parse_ids(text: str) -> list[int]:
+def _parse_token_ids(csv: str) -> list[int]:
     try:
-        found = [int(part) for part in text.replace(" ", "").split(",")]
+        found = [int(part) for part in csv.replace(" ", "").split(",")]
     except ValueError:
-        raise UsageError(f"--prompt-ids is {text!r}; expected integers separated by commas, such as 1,2,3") from None
+        raise UsageError(f"--prompt-ids is {csv!r}; expected integers separated by commas, such as 1,2,3") from None
     if any(token < 0 for token in found):
-        raise UsageError(f"--prompt-ids is {text!r}; expected token ids of 0 or more")
+        raise UsageError(f"--prompt-ids is {csv!r}; expected token ids of 0 or more")
     return found
 
 

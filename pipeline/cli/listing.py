@@ -72,7 +72,7 @@ def operators_page() -> str:
 
 
 def _abbreviate_names(targets: list[str], known_operators: Sequence[str]) -> str:
-    """Abbreviate operator names: all overloads of an operator in ``known_operators`` become the operator's name."""
+    """Return names as one text; if ``targets`` has all known overloads of an operator, its name replaces them."""
     packets: dict[str, list[str]] = {}
     for target in targets:
         packets.setdefault(target.rpartition(".")[0], []).append(target)
@@ -111,6 +111,7 @@ def _matches_name(target: str, typed_name: str) -> bool:
 
 
 def _describe_row(row: SupportRow) -> str:
+    """Return the schema, converters and limits of an operator that has a converter, a line for each."""
     facts = {
         "schema": row.schema,
         "converter": ", ".join(row.converters),
@@ -132,9 +133,9 @@ def _aten_operators() -> list[str]:
     return sorted(f"{name.replace('::', '.')}{'' if '.' in name else '.default'}" for name in names)
 
 
-def _unknown_operator_message(typed: str, operator_name: str) -> str:
+def _unknown_operator_message(typed_name: str, normalized_name: str) -> str:
     overloads = {str(row.target) for row in support_table(DYNAMO_CONVERTERS)} | set(_aten_operators())
     packets = {".".join(op.split(".")[:2]) for op in overloads}
-    wanted = operator_name if operator_name.startswith("aten.") else f"aten.{operator_name}"
+    wanted = normalized_name if normalized_name.startswith("aten.") else f"aten.{normalized_name}"
     close = difflib.get_close_matches(wanted, packets, 3, 0.8) or difflib.get_close_matches(wanted, overloads, 3, 0.8)
-    return f"there is no operator {typed!r}" + (f"; did you mean {' or '.join(close)}?" if close else "")
+    return f"there is no operator {typed_name!r}" + (f"; did you mean {' or '.join(close)}?" if close else "")

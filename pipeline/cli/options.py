@@ -22,6 +22,7 @@ from pipeline.settings import CompilationSettings
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the argument SPEC, which names a model (a file or ``package.module:factory``), and the flag ``--input``."""
     parser.add_argument(
         "spec",
         metavar="SPEC",
@@ -106,7 +107,7 @@ def setting_help_texts() -> dict[str, str]:
 
 
 def _first_sentence(text: str) -> str:
-    """Return the first sentence of a field's documentation, and the remark about its default value."""
+    """Return a field's documentation, shortened to the first sentence and any default: ``A level. Default: 3.``"""
     stops = (match.start() for match in re.finditer(r"\.(?= |$)", text))
     ends = (stop for stop in stops if text.count("(", 0, stop) == text.count(")", 0, stop))
     start, default = text[: next(ends, len(text))], re.search(r"Default (`[^`]*`|[\w ]+)", text)
@@ -137,6 +138,7 @@ def _parse_operator(text: str) -> Any:
 
 
 def parse_source(options: argparse.Namespace) -> Source:
+    """Load the model that SPEC names, and return it with its inputs, or with those of ``--input``, as a `Source`."""
     try:
         inputs = [Input.parse(text) for text in options.inputs]
     except (TypeError, ValueError) as error:

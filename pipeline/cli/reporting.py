@@ -84,7 +84,7 @@ class CompilationReport:
     def of(
         cls, model: str, compiled: Compiled, ledger: Ledger, agreement: Agreement | None, reason: str, precision: str
     ) -> CompilationReport:
-        """Create the report of a compiled program; ``precision`` is as requested, ``reason`` is the report's note."""
+        """Create a program's report; ``ledger`` has each stage's costs, ``reason`` says why ``agreement`` is None."""
         coverage = compiled.coverage
         return cls(
             model=model,
@@ -160,7 +160,7 @@ def _describe_engine_files(compiled: Compiled) -> Iterator[EngineFile]:
 
 
 def _json_value(_: object, __: object, value: object) -> Any:
-    """Convert a mapping to a dict, and an infinite float to text, since JSON has neither."""
+    """Convert a value for JSON: a mapping to a dict, an infinite float to text (`attrs.asdict` calls this function)."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
@@ -189,12 +189,12 @@ def replace_folder(folder: Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         scratch.chmod(0o777 & ~mask)
-        _swap_folders(scratch, folder)
+        _move_folder_into_place(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _swap_folders(scratch: Path, folder: Path) -> None:
+def _move_folder_into_place(scratch: Path, folder: Path) -> None:
     if not folder.exists():
         scratch.rename(folder)
         return

@@ -75,8 +75,8 @@ def run_program(options: argparse.Namespace) -> str:
         raise UsageError(str(error)) from None
     if options.output is not None:
         with replace_file(options.output) as file:
-            np.savez(file, **{name: _to_array(value) for name, value in outputs.items()})
-    return "\n".join(f"{name}: {_describe_output(value)}" for name, value in outputs.items())
+            np.savez(file, **{name: _to_numpy_array(value) for name, value in outputs.items()})
+    return "\n".join(f"{name}: {_dtype_and_shape_or_repr(value)}" for name, value in outputs.items())
 
 
 def run_verify(options: argparse.Namespace) -> str:
@@ -169,14 +169,14 @@ def _is_numpy_dtype(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point and dtype not in (torch.float16, torch.float32, torch.float64))
 
 
-def _to_array(value: object) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return np.asarray(value)
-    value = value.detach().cpu().resolve_conj().resolve_neg()
+def _to_numpy_array(output: object) -> Any:
+    if not isinstance(output, torch.Tensor):
+        return np.asarray(output)
+    value = output.detach().cpu().resolve_conj().resolve_neg()
     return (value if _is_numpy_dtype(value.dtype) else value.float()).numpy()
 
 
-def _describe_output(value: object) -> str:
+def _dtype_and_shape_or_repr(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     return repr(value)

@@ -78,7 +78,7 @@ def load_source(spec: str, inputs: Sequence[Input] = ()) -> Source:
     if SPEC.fullmatch(spec) and not Path(spec).exists():
         source = _source_from_result(spec, spec.partition(":")[2].rpartition(".")[2], call_factory(spec))
     elif spec.endswith(tuple(READERS)):
-        source = _load_file(Path(spec))
+        source = _load_model_file(Path(spec))
     elif Path(spec).suffix == ".trtp":
         raise UsageError(f"{spec!r} is a saved program, not a model; use the commands inspect, run, verify or report")
     else:
@@ -87,7 +87,7 @@ def load_source(spec: str, inputs: Sequence[Input] = ()) -> Source:
     return source.with_inputs(inputs).check_inputs()
 
 
-def _load_file(path: Path) -> Source:
+def _load_model_file(path: Path) -> Source:
     if not path.is_file():
         raise UsageError(f"the file {str(path)!r} does not exist")
     reader, writer = READERS[path.suffix]
@@ -133,7 +133,7 @@ READERS: Final[Mapping[str, tuple[Callable[[Path], torch.nn.Module | ExportedPro
 def call_factory(spec: str) -> object:
     """Return the model of ``package.module:factory``: the factory's result, or the nn.Module that has this name."""
     module_name, _, attribute = spec.partition(":")
-    factory = _get_attribute(_import_module(module_name), module_name, attribute)
+    factory = _get_nested_attribute(_import_module(module_name), module_name, attribute)
     if callable(factory) and not isinstance(factory, torch.nn.Module):
         try:
             factory = factory()
@@ -159,13 +159,13 @@ def _import_module(name: str) -> Any:
         raise UsageError(f"module {name!r} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _get_attribute(module: object, module_name: str, path: str) -> object:
+def _get_nested_attribute(module: object, module_name: str, dotted_path: str) -> object:
     value = module
-    for name in path.split("."):
+    for name in dotted_path.split("."):
         if not hasattr(value, name):
             close = difflib.get_close_matches(name, [n for n in dir(value) if not n.startswith("_")], 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise UsageError(f"the module {module_name} has no {path!r}{hint}")
+            raise UsageError(f"the module {module_name} has no {dotted_path!r}{hint}")
         value = getattr(value, name)
     return value
 

@@ -12,13 +12,13 @@ class UsageError(PipelineError):
     """An error for wrong input on the command line; the command prints its message to stderr."""
 
 
-def add_file_argument(parser: argparse.ArgumentParser) -> None:
+def add_saved_program_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
 
 
 def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument FILE, a saved program, and the flag ``--allow-operators NAMESPACE``, which may be repeated."""
-    add_file_argument(parser)
+    add_saved_program_argument(parser)
     text = "a library whose operators the program may call in PyTorch (torchvision); may be repeated"
     parser.add_argument(
         "--allow-operators", metavar="NAMESPACE", dest="operators", action="append", default=[], help=text

@@ -63,7 +63,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_report(options: argparse.Namespace) -> str:
     """Run ``pipeline report``: write a program's web page, and return the text to print."""
-    program = _open_view(options.file)
+    program = _read_program_view(options.file)
     output = options.output or Path(f"{Path(options.file).resolve().stem}.html")
     check_parent_folder(output)
     write_page(evolve(program, title=options.title) if options.title else program, output)
@@ -71,11 +71,12 @@ def run_report(options: argparse.Namespace) -> str:
 
 
 def run_diff(options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    """Run ``pipeline diff``: compare two programs, or a model with two settings; return the differences as text."""
     check_parent_folder(options.output)
     if options.other is not None:
         if options.left or options.right:
             raise UsageError("--left and --right compare two settings for one SPEC; leave the second path, B, out")
-        before, after = _open_view(options.spec), _open_view(options.other)
+        before, after = _read_program_view(options.spec), _read_program_view(options.other)
     else:
         before, after = (_view_variant(options, parser, sides) for sides in (options.left, options.right))
     changes = find_differences(before, after)
@@ -85,7 +86,7 @@ def run_diff(options: argparse.Namespace, parser: argparse.ArgumentParser) -> st
 
 
 def _view_variant(options: argparse.Namespace, parser: argparse.ArgumentParser, settings: Sequence[str]) -> ProgramView:
-    """Compile the model of a SPEC with changed settings, and return the view of the compiled program."""
+    """Compile the model of a SPEC with ``settings`` (texts ``NAME=VALUE``); return what reports show of the program."""
     if not (options.left or options.right):
         raise UsageError("pass two paths, A and B, or one SPEC with --left NAME=VALUE or --right NAME=VALUE")
     if not names_a_model(options.spec):
@@ -110,6 +111,7 @@ def _setting_flag(text: str) -> list[str]:
 
 
 def run_plan(options: argparse.Namespace) -> str:
+    """Run ``pipeline plan``: return, as text, the engines that would be built for a model, and the fallbacks."""
     check_parent_folder(options.output)
     ledger = Ledger()
     partitioned = run_pipeline(create_pipeline(options).until("partition").observed_by(ledger), parse_source(options))
@@ -120,10 +122,10 @@ def run_plan(options: argparse.Namespace) -> str:
     return plan_text(found)
 
 
-def _open_view(path: str) -> ProgramView:
-    if not os.path.exists(path):  # noqa: PTH110 - as it was typed
-        raise UsageError(f"the file or folder {path!r} does not exist")
-    return open_view(path)
+def _read_program_view(file_or_folder: str) -> ProgramView:
+    if not os.path.exists(file_or_folder):  # noqa: PTH110 - as it was typed
+        raise UsageError(f"the file or folder {file_or_folder!r} does not exist")
+    return open_view(file_or_folder)
 
 
 def check_parent_folder(path: Path | None) -> None:

@@ -101,7 +101,7 @@ def test_a_missing_entry_point_is_said(folder: Path, installed: Path, capsys: py
     for entries in installed.glob("*/entry_points.txt"):
         entries.unlink()
     assert main(["generate", str(folder), "--prompt-ids", "5"]) == 2
-    assert "the entry point transformers of pipeline.generation is missing: install" in capsys.readouterr().err
+    assert "pipeline is installed without its entry point pipeline.generation: install" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_config_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -196,7 +196,7 @@ def test_engines_have_all_but_what_sees() -> None:
 def test_what_cannot_be_is_said() -> None:
     model, given = sights.model("llava")
     llama = families.model("llama")
-    with pytest.raises(ValueError, match="encoder_example has 7 tokens, more than max_cache_len=6"):
+    with pytest.raises(ValueError, match="max_cache_len is 6: expected at least 7, the tokens of encoder_example"):
         compile_for_generation(model, encoder_example=given, max_cache_len=6)
     with pytest.raises(
         ValueError, match="encoder_example is a tensor, but LlavaForConditionalGeneration has no encoder"

@@ -136,7 +136,7 @@ UNKNOWN = {
     "aten::hardtanh": "similar schemas:\n  aten::hardtanh",
     "mine::nothing(Tensor self) -> Tensor": "no operator has the schema 'mine::nothing",
     "junk": "is not an operator schema; expected a schema such as 'aten::hardtanh",
-    "aten::relu.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)": "declare the operator that returns a new tensor",
+    "aten::relu.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)": "pass the schema of one that returns a new tensor",
 }
 
 

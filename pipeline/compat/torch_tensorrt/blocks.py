@@ -27,12 +27,12 @@ class BlockError(PipelineError, NotImplementedError):
 
 
 def block(function: Callable[..., Expression], description: str = "") -> Function:
-    """Create a converter's building block from a function that returns ATen calls (`Call`); ``description`` describes
-    the result.
+    """Create a building block, which adds layers for a converter, from a function that returns ATen calls (`Call`).
+    ``description`` is the block's docstring if the function has none.
 
     The block is called `(ctx, target, source_ir, name, …)` and returns the results of the ATen calls: an ``ITensor``,
-    or a list. ``ctx`` may be the network of a LEGACY converter. ``target`` and ``source_ir`` have no effect: layers are
-    called ``name``.
+    or a list. ``ctx`` is the converter's first argument: a context or, in the LEGACY calling convention, a network.
+    Layers are called ``name``; ``target`` and ``source_ir`` have no effect.
     """
     own = tuple(inspect.signature(function).parameters.values())
     whole = inspect.Signature((*FIRST, *own))
@@ -50,8 +50,8 @@ def block(function: Callable[..., Expression], description: str = "") -> Functio
 
 
 def op_block(operator: Operator, *parameter_names: str, **defaults: Argument) -> Function:
-    """Create the building block that adds one call of an ATen operator. Its own parameters are ``parameter_names``,
-    followed by the names in ``defaults``, which have these default values."""
+    """Create a building block, which adds layers for a converter, from one ATen operator. Its own parameters are
+    ``parameter_names``, followed by the names in ``defaults``, which have these default values."""
 
     def convert(*args: Argument) -> Expression:
         return call(operator, *args)

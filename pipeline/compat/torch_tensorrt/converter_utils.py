@@ -259,8 +259,7 @@ def has_static_shapes(node: Node) -> bool:
 
 
 def has_dynamic_shapes_in_args(arg_positions_to_check: Sequence[int] | None = None) -> Callable[[Node], bool]:
-    """Return a validator that accepts calls with a dynamic size in the arguments at these positions (None: any
-    argument)."""
+    """Return a validator that accepts calls with a dynamic size in an argument at these positions (None: at any)."""
 
     def dynamic(node: Node) -> bool:
         """Sizes of these arguments vary."""
@@ -271,8 +270,7 @@ def has_dynamic_shapes_in_args(arg_positions_to_check: Sequence[int] | None = No
 
 
 def has_static_shapes_in_args(arg_positions_to_check: Sequence[int] | None = None) -> Callable[[Node], bool]:
-    """Return a validator that accepts calls without dynamic sizes in the arguments at these positions (None: any
-    argument)."""
+    """Return a validator that accepts calls without dynamic sizes in arguments at these positions (None: at all)."""
     dynamic = has_dynamic_shapes_in_args(arg_positions_to_check)
 
     def static(node: Node) -> bool:

@@ -49,6 +49,7 @@ Expression: TypeAlias = Call | list[Call | None]
 
 
 def call(target: Target, *args: Argument, **kwargs: Argument) -> Call:
+    """Create a `Call`, which describes a call of an ATen operator (``target``); nothing is added to the network yet."""
     return Call(target, args, FrozenDict(kwargs))
 
 
@@ -95,6 +96,7 @@ def _convert_nodes(
 def _convert_node(
     ctx: ConversionContext, name: str, node: torch.fx.Node, validated: Validated, env: dict[str, Argument]
 ) -> Argument:
+    """Add the layers of a graph node; return their result. ``env`` has the results of earlier nodes by name."""
     verdict = validated.verdicts[node.name]
     if verdict.choice is None:
         reasons = "; ".join(map(str, verdict.reasons))
@@ -113,7 +115,7 @@ class _CallGraph:
     env: dict[str, Argument] = field(factory=dict)
 
     def add_argument(self, argument: Argument, schema_type: str = "Tensor") -> Argument:
-        """Return the graph's node for an argument of this type in the schema; a plain value is returned unchanged."""
+        """Return a node for an argument of ``schema_type`` (in the operator's schema), or a plain value unchanged."""
         if isinstance(argument, Call):
             return self.add_call(argument)
         if isinstance(argument, list | tuple | trt.Dims):
@@ -141,9 +143,9 @@ class _CallGraph:
             return size if isinstance(size, int) else self.add_placeholder(SymbolicInt(expression(size)), size)
         return self.add_placeholder(value, self.stand_ins.to_symint(value)) if isinstance(value, SymbolicInt) else value
 
-    def add_placeholder(self, value: Argument, fake: Argument) -> torch.fx.Node:
+    def add_placeholder(self, network_value: Argument, fake_value: Argument) -> torch.fx.Node:
         node = self.graph.placeholder("given")
-        node.meta["val"], self.env[node.name] = fake, value
+        node.meta["val"], self.env[node.name] = fake_value, network_value
         return node
 
     def add_call(self, call: Call) -> torch.fx.Node:
@@ -155,6 +157,7 @@ class _CallGraph:
         return self.add_node(call.target, tuple(args), kwargs)
 
     def add_node(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> torch.fx.Node:
+        """Add a call of ``target`` whose arguments are nodes or plain values; raise an error if torch rejects them."""
         try:
             fake = fake_result(self.stand_ins.mode, target, args, kwargs)
         except Exception as error:
@@ -164,7 +167,7 @@ class _CallGraph:
         return node
 
     def create_program(self) -> Program:
-        """Return the graph as a program without inputs; its placeholders stand for the values in ``env``."""
+        """Return the graph as a program. It has no inputs: placeholders stand for values of the network (``env``)."""
         ctx = self.stand_ins.ctx
         return Program(
             graph_module=graph_module(torch.nn.Module(), self.graph),

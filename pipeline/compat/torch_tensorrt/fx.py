@@ -29,9 +29,9 @@ def tensorrt_converter(
     priority: ConverterPriority = ConverterPriority.HIGH,
     supports_dynamic_shapes: bool = False,
 ) -> Callable[[Function], Function]:
-    """Declare a function as a LEGACY converter of ``key``, such as ``acc_ops.linear`` or an ATen operator.
+    """Declare a converter of ``key`` (``acc_ops.linear``, or an ATen operator) as in Torch-TensorRT's FX frontend.
 
-    The function is called `(network, target, args, kwargs, name)`. ``kwargs`` has all arguments by FX's names
+    The function is called `(network, target, args, kwargs, name)`. ``kwargs`` has all arguments by ``acc_ops`` names
     (``input``, ``negative_slope``), and ``args`` has the positional arguments of the model's call. Add the result to a
     registry with ``register(f)``, or with ``ConverterRegistry.from_legacy({key: f})``.
 
@@ -57,7 +57,7 @@ def tensorrt_converter(
 
 
 def with_named_arguments(function: Function) -> Function:
-    """Wrap a converter function so that it gets all arguments by FX's argument names, unless it is wrapped already."""
+    """Wrap a converter so that its ``kwargs`` has all arguments by ``acc_ops`` names, unless it is wrapped already."""
     if records_of(function, "__by_name__"):
         return function
 
@@ -69,7 +69,7 @@ def with_named_arguments(function: Function) -> Function:
 
 
 def _built_in_converter(target: Operator) -> Function:
-    """Return this package's converter of an operator, as a function with FX's LEGACY calling convention."""
+    """Return this package's converter of an operator as a function `(network, target, args, kwargs, name)`."""
 
     def convert(network: Conversion, target: Operator, args: Arguments, kwargs: Keywords, name: str) -> Argument:
         values = list(zip(target._schema.arguments, named_arguments(target, args, kwargs).values(), strict=True))

@@ -57,7 +57,7 @@ Conversion: TypeAlias = ConversionContext | LegacyNetwork
 
 
 def as_context(ctx: Conversion) -> ConversionContext:
-    """Return the `ConversionContext` of a converter's first argument: a context or, if it is LEGACY, a network."""
+    """Return the `ConversionContext` of a converter's first argument: a context or (LEGACY convention) a network."""
     if isinstance(ctx, LegacyNetwork):
         return ctx.ctx
     if not isinstance(ctx, ConversionContext):
@@ -66,7 +66,7 @@ def as_context(ctx: Conversion) -> ConversionContext:
 
 
 def transpose_constant(ctx: ConversionContext, name: str, value: torch.Tensor) -> Argument:
-    """Replace a transposed view of a constant by layers that transpose it, so that it can be refitted."""
+    """Return ``value`` or, if it is a transposed view of a weight, layers that transpose the (refittable) weight."""
     constant = None if ctx.find_equal_constant(value) is not None else ctx.find_constant_in_memory_of(value)
     order = sorted(range(value.dim()), key=value.stride, reverse=True)
     if constant is None or not value.permute(order).is_contiguous():

@@ -63,7 +63,7 @@ def converter(
 
 
 def _bind_by_schema(function: Convert) -> Function:
-    """Return the function with the calling convention of the converter registry."""
+    """Wrap a converter `(ctx, node, args)` as the registry calls it: `(ctx, target, args, kwargs, name)`."""
     if getattr(function, _BOUND, False):
         return function
 
@@ -115,7 +115,7 @@ def _functional_variant(overload: Operator) -> Operator:
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
     found = getattr(packet, overload._overloadname, None) if name.endswith("_") else None
     if found is None or [a.name for a in found._schema.arguments] != [a.name for a in schema.arguments]:
-        raise ValueError(f"{schema.name} writes to its arguments: declare the operator that returns a new tensor")
+        raise ValueError(f"{schema.name} writes to its arguments: pass the schema of one that returns a new tensor")
     return found  # type: ignore[no-any-return]
 
 
@@ -166,12 +166,15 @@ class Weights:
 
     @property
     def kernel_shape(self) -> tuple[int, ...]:
+        """Return the kernel sizes of a convolution's weights [out, in, *kernel]; (1,) if there are none."""
         return self.shape[2:] or (1,)
 
     @property
     def num_output_maps(self) -> int:
+        """Return the number of output channels of a convolution's or linear layer's weights; 1 for a number."""
         return (*self.shape, 1)[0]
 
     @property
     def num_input_maps(self) -> int:
+        """Return the number of input channels: the second size of the weights or, below rank 2, the first."""
         return self.shape[1] if len(self.shape) > 1 else self.num_output_maps

@@ -68,7 +68,7 @@ def masked_attention(
 
 def _scale_query(query: torch.Tensor, scale: float) -> torch.Tensor:
     """Return the query multiplied by the scale, computed in float32 for half precision and rounded before the matmul.
-    Attention gets a scale of 1, so that the scaling stays before a cut between cache updates and attention."""
+    Attention is then called with scale 1: if the engine is cut before attention, the scaling is in the first part."""
     if scale == 1:
         return query
     return (query.to(torch.promote_types(query.dtype, torch.float32)) * scale).to(query.dtype)
@@ -142,7 +142,7 @@ def attend_in_windows(
     positions, width] of one image or sound: among all positions, or within windows. The mask is ignored."""
     if not isinstance(cu_seq_lens_q, Windows):
         if cu_seq_lens_q is not None and cu_seq_lens_q.shape[0] != 2:
-            raise ValueError("cu_seq_lens_q splits the positions into several segments: expected one segment")
+            raise ValueError("cu_seq_lens_q has several segments, expected one: pass one image or sound in a call")
         return masked_attention(module, query, key, value, None, scaling=scaling)
     windows, index = cu_seq_lens_q.gather.shape, cu_seq_lens_q.gather.flatten()
     q, k, v = (x[0].index_select(1, index).unflatten(1, windows).transpose(0, 1) for x in (query, key, value))
@@ -157,7 +157,7 @@ last rows."""
 
 @contextmanager
 def only_last_row(step: torch.nn.Module) -> Iterator[None]:
-    """Return a context in which layers that share keys and values compute only the last row if only its logits are
+    """Return a context in which layers that share keys and values compute only the last token if only its logits are
     requested. transformers' own code for this branches on the number of tokens, unlike the replacement."""
     with ExitStack() as stack:
         for each in step.modules():
@@ -170,7 +170,7 @@ def only_last_row(step: torch.nn.Module) -> Iterator[None]:
 def _expand_last_row(
     _: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Pretrained], output: Pretrained
 ) -> Pretrained:
-    """Expand the last row to the number of tokens, because the language-model head selects the last row again."""
+    """Repeat the last token's hidden state for every token, because the language-model head selects the last token."""
     if _is_last_row_only(kwargs.get("logits_to_keep")):
         candidates: tuple[Pretrained, ...] = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
         ids = next(each for each in candidates if each is not None)
@@ -179,7 +179,7 @@ def _expand_last_row(
 
 
 def _is_last_row_only(logits_to_keep: object) -> bool:
-    """Return whether only the last row's logits are requested (with draft tokens, a tensor lists the rows)."""
+    """Return whether only the last token's logits are requested (with draft tokens, a tensor lists the tokens)."""
     return isinstance(logits_to_keep, int) and logits_to_keep == 1
 
 
@@ -191,8 +191,8 @@ def _keep_last_rows(
     logits_to_keep: int | torch.Tensor,
     **_: object,
 ) -> tuple[object, ...]:
-    """Return the last rows of the inputs of layers that share keys and values: hidden states [batch, length, width],
-    inputs of each layer [batch, length, layers, width], rotary positions, and masks [batch, 1, length, positions]."""
+    """Return the last token's part of the inputs of layers that share keys and values: hidden states [batch, length,
+    width], per-layer inputs [batch, length, layers, width], rotary positions, masks [batch, 1, length, positions]."""
     if not _is_last_row_only(logits_to_keep):
         return hidden, by_layer, rotary_positions, masks
     last = slice(-1, None)

@@ -52,7 +52,7 @@ class CachedTensor:
 
 
 class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
-    """A cache layer whose keys and values are buffers [batch, heads, positions, width], written from ``start``."""
+    """A cache layer of buffers [batch, heads, positions, width]; new keys and values begin at position ``start``."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor) -> None:
         super().__init__(keys.shape[2])
@@ -62,12 +62,12 @@ class BufferLayer(StaticLayer):  # type: ignore[no-untyped-call]
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object) -> Any:
         """Write the keys and values of new tokens after the existing ones; return all keys and values."""
-        positions = self.new_positions(key_states.shape[2])
+        positions = self.positions_of_new_tokens(key_states.shape[2])
         self.own_keys.index_copy_(2, positions, key_states)
         self.own_values.index_copy_(2, positions, value_states)
         return self.own_keys, self.own_values
 
-    def new_positions(self, token_count: int) -> torch.Tensor:
+    def positions_of_new_tokens(self, token_count: int) -> torch.Tensor:
         return torch.arange(token_count, device=self.device) + self.start
 
     def get_seq_length(self) -> Any:
@@ -85,7 +85,7 @@ class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
         """Write the indexer's keys of new tokens [batch, length, width] after the existing ones; return all keys."""
-        self.indexer_keys.index_copy_(1, self.new_positions(states.shape[1]), states)
+        self.indexer_keys.index_copy_(1, self.positions_of_new_tokens(states.shape[1]), states)
         return self.indexer_keys
 
 
@@ -194,11 +194,11 @@ class FilledCache(Cache):
 
     def claim_buffers(self) -> None:
         """Start or continue to fill the program's cache; raise an error if another sequence has overwritten it."""
-        self._check_not_overwritten()
+        self._check_not_overwritten_by_other_sequence()
         if self.length == 0:
             self.latest.filled = weakref.ref(self)
 
-    def _check_not_overwritten(self) -> None:
+    def _check_not_overwritten_by_other_sequence(self) -> None:
         if self.length and (self.latest.filled is None or self.latest.filled() is not self):
             raise ExecutionError(
                 "this cache was overwritten by another sequence", "use model.new_state() for each sequence"
@@ -224,7 +224,7 @@ class FilledCache(Cache):
     def self_attention_cache(self) -> DynamicCache:
         """Return the program's cached keys and values [batch, heads, length, width], without empty positions. They are
         views, which later calls change."""
-        self._check_not_overwritten()
+        self._check_not_overwritten_by_other_sequence()
         state, rows = self.runner.state_dict(), 0 if self.mask is None else self.mask.shape[0]
         layers = sorted(int(name.rpartition("_")[2]) for name in state if name.startswith("key_cache_"))
         names = (f"{kind}_cache_{layer}" for layer in layers for kind in ("key", "value"))
@@ -244,7 +244,7 @@ class FilledCache(Cache):
         prompt, so their keys and values of cross attention are equal."""
         if self.mask is None:
             return
-        self._check_not_overwritten()
+        self._check_not_overwritten_by_other_sequence()
         for tensor, positions in _cache_buffers(self.runner):
             own = tensor[: self.mask.shape[0]]
             own = own if positions is None else own.narrow(positions, 0, self.length)
@@ -331,7 +331,7 @@ def find_cached_tensors(model: Pretrained, inputs: dict[str, Any]) -> list[dict[
         why = f"{type(model).__name__}.forward returns no cache of keys and values"
         raise CaptureError(why, "pass a decoder; for a model such as BERT, set is_decoder=True in its config")
     own = cache_after.self_attention_cache if model.config.is_encoder_decoder else cache_after
-    return [_cached_tensors_of(model, layer) for layer in own.layers]
+    return [_describe_cached_tensors(model, layer) for layer in own.layers]
 
 
 def _as_shape_recorder(layer: Layer, start: torch.Tensor, model_name: str) -> Layer:
@@ -344,7 +344,7 @@ def _as_shape_recorder(layer: Layer, start: torch.Tensor, model_name: str) -> La
     return RecurrentStates(None, start, None, count, model_name)
 
 
-def _cached_tensors_of(model: Pretrained, layer: object) -> dict[str, CachedTensor]:
+def _describe_cached_tensors(model: Pretrained, layer: object) -> dict[str, CachedTensor]:
     candidates = ((kind, getattr(layer, name, None)) for kind, name in CACHED_TENSORS.items())
     named = {kind: tensor for kind, tensor in candidates if tensor is not None and tensor.dim() > 1}
     states = dict(layer.own) if isinstance(layer, RecurrentStates) else {}

@@ -92,10 +92,8 @@ class CompiledGeneration:
 
     Attributes:
         compiled: the programs by name; `Compiled` records.
-        runners: the modules that run the programs, by the same names; the decoder's module has the KV cache as its
-            state.
-        limits: the number of cache positions, and the maximum numbers of rows, tokens and draft tokens in a decoder
-            call.
+        runners: the modules that run the programs, by the same names; the decoder's module holds the KV cache.
+        limits: the number of cache positions, and the maximum numbers of rows, tokens and draft tokens in a call.
         agreement: the errors of the logits, if the model was compiled with ``verify``.
     """
 
@@ -230,7 +228,7 @@ class CompiledGeneration:
         model's hidden states."""
         made = super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
         if getattr(made, "requires_model_outputs", False):
-            raise ValueError(f"{type(made).__name__} needs hidden states, which engines do not return: leave it out")
+            raise ValueError(f"{type(made).__name__} needs hidden states, which engines do not return: use no drafts")
         return made
 
     def get_encoder(self, *args: object, **kwargs: Any) -> Pretrained:
@@ -335,7 +333,7 @@ def _check_assisted(model: CompiledGeneration, assistant: object) -> None:
     for each in (model, assistant):
         if isinstance(each, CompiledGeneration) and not can_crop(each.runners["decoder"]):
             name = type(each).__name__.removeprefix("Compiled")
-            raise ValueError(f"{name} has recurrent states, which assisted decoding cannot revert: generate without it")
+            raise ValueError(f"{name} has recurrent states, which assisted decoding cannot revert: generate unassisted")
 
 
 def _decoder_call_inputs(

@@ -44,8 +44,8 @@ def replace_decoder_inputs(
     layer_types: tuple[str, ...] = (),
     per_layer: torch.Tensor | None = None,
 ) -> Iterator[None]:
-    """Return a context in which the language model gets, besides embeddings, the additional inputs of a multimodal
-    prompt."""
+    """Return a context in which the language model also gets a prompt's image features for its first layers
+    (``deepstack``), later tokens to attend to (``later_mask``) and inputs of each layer (``per_layer``)."""
 
     def add_inputs(
         _: object, args: tuple[object, ...], given: dict[str, Pretrained]

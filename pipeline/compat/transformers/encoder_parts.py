@@ -85,7 +85,7 @@ class Family:
     @classmethod
     @abstractmethod
     def layouts(cls, inputs: EncoderInputs) -> list[tuple[int, ...]]:
-        """Return the layouts (such as grids) of a call's images or sounds; empty for a call of another family."""
+        """Return each image's (sound's) layout, such as (frames, rows, columns); empty for a call of another family."""
 
     @classmethod
     @abstractmethod
@@ -94,10 +94,10 @@ class Family:
 
     @abstractmethod
     def split_inputs(self, inputs: EncoderInputs) -> list[Part]:
-        """Split an encoder call into parts."""
+        """Split an encoder call into parts, such as single images, for which the encoder can be called separately."""
 
     def split_call(self, call: EncoderCall) -> list[CallArgs]:
-        """Return the encoder's ``args`` and ``kwargs`` for each part of a call; empty if it is unlike the example."""
+        """Return the encoder's ``args`` and ``kwargs`` for each part of a call; empty for a call unlike ``example``."""
         inputs = EncoderInputs.from_call(call)
         if inputs is None or not inputs.is_equal_but_for_tensors(self.example) or not self.layouts(inputs):
             return []
@@ -195,13 +195,14 @@ def _tensor_sizes(part: CallArgs) -> list[int]:
 
 
 class PartModule(torch.nn.Module):
-    """A module that runs an encoder of a family for one part, with our attention function and constant arguments."""
+    """A module that runs an encoder on one part of a call, with `attend_in_windows` and the family's ``constants``."""
 
     def __init__(self, family: Family) -> None:
         super().__init__()
         self.tower, self.attention, self.constants = family.tower, family.attention, family.constants
 
     def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
+        """Run the encoder with these arguments of one part of a call."""
         ALL_ATTENTION_FUNCTIONS.register(self.attention, attend_in_windows)
         with use_attention(self.tower, self.attention):
             return self.tower(*args, **kwargs, **self.constants)
@@ -229,7 +230,7 @@ def _create_checked_group(family: Family, examples: Sequence[EncoderInputs]) -> 
     calls = [EncoderCall(path, *each) for each in trials]
     group = group_of_split_calls(family, [part for call in calls for part in family.split_call(call)])
     if all(len(each) == 1 for each in group.sizes):
-        raise ValueError("all of its test calls have the same sizes, so no size can be dynamic")
+        raise ValueError("all test calls of the encoder have the same sizes, so no size can be dynamic")
     for call in [*calls[1:], *(each.call for each in examples)]:
         try:
             expected = family.tower(*call.args, **call.kwargs)
@@ -248,7 +249,7 @@ def _check_outputs(outputs_of_parts: Argument, expected: Argument) -> None:
         rounding = max(16 * torch.finfo(theirs.dtype).eps, 1e-3 if theirs.dtype == torch.float32 else 0.03)
         off = (ours.float() - theirs.float()).abs().max()
         if ours.shape != theirs.shape or not off <= rounding * theirs.float().abs().max():
-            raise ValueError(f"calling the encoder for one part at a time changes its outputs by {off:.1e}")
+            raise ValueError(f"the outputs for separate parts differ from those for the whole call by {off:.1e}")
 
 
 def group_calls(model: Pretrained, calls: Sequence[EncoderCall]) -> list[CallGroup]:

@@ -112,6 +112,6 @@ class CompiledEncoder(torch.nn.Module):
                 raise ExecutionError(f"the encoder's input {self.main_input_name} is missing", hint)
             return inputs
         if embeds is None and not embedded.of_ids:
-            why = "input_ids was passed, but the encoder embeds ids otherwise than the embeddings it is compiled for"
+            why = "input_ids was passed, but the encoder is compiled for embeddings, which it cannot compute from ids"
             raise ExecutionError(why, "pass inputs_embeds")
         return embed(inputs) if embeds is None else embeds

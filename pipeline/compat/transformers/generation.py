@@ -110,7 +110,7 @@ def compile_for_generation(
 def _compile_all_parts(
     model: Pretrained, compile: Stages, compile_step: Stages, sizes: Sizes, example: Example, executor: Executor | None
 ) -> Pretrained:
-    """Compile decoder and encoder (with ``compile_step``), image and audio encoders; return a model that runs them."""
+    """Compile decoder and encoder (``compile_step``), and image and audio encoders (either); return the whole model."""
     seen, heard, calls = _record_examples(model, example)
     encoded = heard or (example if isinstance(example, torch.Tensor) else None)
     if model.config.is_encoder_decoder:
@@ -126,8 +126,8 @@ def _compile_all_parts(
 
 
 def _choose_pipeline(model: object, compile: Stages | None, settings: Mapping[str, Any], verify: object) -> Stages:
-    """Return the pipeline: by default `pipeline.default` with ``settings``. Raise a `TypeError` if ``model`` is no
-    language model, a setting is a misspelled argument of `compile_for_generation`, or ``compile`` is given too."""
+    """Return ``compile`` or, if it is None, `pipeline.default` with ``settings``. Raise a `TypeError` if both are
+    passed, ``model`` is no language model, or a setting is a misspelled argument of `compile_for_generation`."""
     if isinstance(model, CompiledGeneration):
         raise TypeError("the model is compiled already: call its generate, or pass the uncompiled model")
     if not isinstance(model, GenerationMixin):
@@ -153,8 +153,8 @@ def _compile_encoders(
     model: Pretrained, compile: Stages, compile_step: Stages, calls: Sequence[EncoderCall]
 ) -> tuple[Programs, dict[str, CallGroup]]:
     """Compile a model's image and audio encoders, for the example calls and for all sizes; return the programs, and the
-    `CallGroup` of calls that each of them runs. The engines of a program for all sizes share weights, and so do the
-    engines of an encoder that has several programs for example calls."""
+    `CallGroup` of calls that each of them runs. The engines of a program for all sizes, and those of an encoder with
+    several programs for example calls, share weights (``compile_step``); others are compiled by ``compile``."""
     groups = group_calls(model, calls)
     counts = Counter(group.path for group in groups)
     for path in counts:
@@ -215,6 +215,7 @@ def _with_engine_cuts(compile: Stages, layer_pattern: str) -> Stages:
 
 
 def _compile_decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample]) -> Programs:
+    """Compile a decoder-only model; for a multimodal one, check first that its decoder step agrees with ``samples``."""
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     kind = MultimodalDecoder if samples else Decoder
     step = kind(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()
@@ -273,7 +274,7 @@ def _compile_encoder_decoder(
 ) -> Programs:
     """Compile the encoder (with the keys and values of cross attention) and the decoder step; return both programs."""
     if sizes.fixed:
-        raise ValueError("prompt_lens is for decoder-only models, and this model has an encoder: leave it out")
+        raise ValueError("prompt_lens is for decoder-only models, and this model has an encoder: leave prompt_lens out")
     parts = model.get_encoder(), model.get_decoder()
     encoder = Encoder(model, isinstance(example, EmbeddingSpec)).eval()
     rows, texts = sizes.row_dim, encoder.texts

@@ -75,7 +75,7 @@ def non_language_modules(model: Pretrained) -> Iterator[tuple[str, torch.nn.Modu
 
 @contextmanager
 def record_calls(*modules: torch.nn.Module) -> Iterator[list[RecordedCall]]:
-    """Return a context that records these modules' calls, of those that have a floating-point tensor as an argument."""
+    """Yield a list to which these modules' calls are added, if an argument is or contains a floating-point tensor."""
     calls: list[RecordedCall] = []
 
     def record_call(module: torch.nn.Module, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:

@@ -173,7 +173,7 @@ def check_logits(step: torch.nn.Module, sample: Sample, cache_len: int) -> None:
     differ if the step lacks inputs that the language model gets."""
     length, prompt = sample.tokens.shape[1], sample.prompt
     if length > cache_len:
-        raise ValueError(f"encoder_example has {length} tokens, more than max_cache_len={cache_len}: raise it")
+        raise ValueError(f"max_cache_len is {cache_len}: expected at least {length}, the tokens of encoder_example")
     mask = torch.nn.functional.pad(sample.mask, (0, cache_len - length))
     places = (sample.mask.cumsum(-1) - 1).clamp(min=0) if prompt.places is None else prompt.places
     ahead = None if prompt.ahead is None else torch.nn.functional.pad(prompt.ahead, (0, cache_len - length))
@@ -194,7 +194,7 @@ def check_logits(step: torch.nn.Module, sample: Sample, cache_len: int) -> None:
 def create_prompt(model_name: str, decoder_inputs: Mapping[str, Pretrained], is_token: torch.Tensor | None) -> Prompt:
     """Create a `Prompt` from a language model's inputs; ``is_token`` [rows, length] is False for padding."""
     known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEPSTACK_INPUTS}
-    if more := [name for name, value in decoder_inputs.items() if name not in known and _has_tensors(value)]:
+    if more := [name for name, value in decoder_inputs.items() if name not in known and _contains_tensor(value)]:
         why = f"{model_name} passes inputs to its language model that are not supported: {', '.join(more)}"
         raise CaptureError(why, "leave encoder_example out: the model then generates for text only")
     embeds, at, added = (decoder_inputs.get(name) for name in ("inputs_embeds", *DEEPSTACK_INPUTS))
@@ -218,7 +218,7 @@ def _later_tokens_mask(mask: object, is_token: torch.Tensor | None) -> tuple[tor
     return functools.reduce(torch.Tensor.logical_and, later.values()) if later else None, tuple(later)
 
 
-def _has_tensors(value: object) -> bool:
+def _contains_tensor(value: object) -> bool:
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else (value,)
     return any(isinstance(part, torch.Tensor) for part in parts)
 
@@ -249,6 +249,7 @@ def non_text_inputs(inputs: Mapping[str, Pretrained]) -> list[str]:
 
 
 def _is_float_per_tensor(value: object) -> Iterator[bool]:
+    """Yield, for each tensor in nested lists, tuples and mappings, whether its dtype is floating-point."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -293,7 +294,7 @@ def multimodal_inputs(
 
 
 def _chunk_inputs(spec: PromptSpec, prompt: Prompt, start: int, end: int, first: int, cache_len: int) -> Tensors:
-    """Return the decoder's multimodal inputs for a chunk of a prompt that begins at position ``first`` of the cache."""
+    """Return the inputs for the cache positions from ``start`` to ``end``, of a prompt that begins at ``first``."""
     part, shape = slice(start - first, end - first), (prompt.embeds.shape[0], end - start)
     made = zero_inputs(spec, shape, cache_len, prompt.embeds.device)
     made["embedded"], made["seen"] = prompt.embeds[:, part].contiguous(), torch.ones_like(made["seen"])
@@ -304,7 +305,7 @@ def _chunk_inputs(spec: PromptSpec, prompt: Prompt, start: int, end: int, first:
     if prompt.ahead is not None:
         made["ahead"][:, :, first : first + prompt.ahead.shape[1]] = prompt.ahead[:, part]
         if made["ahead"][:, :, end:].any():
-            why = "the tokens of an image attend to each other, but the prompt is split into calls between them"
+            why = "the tokens of an image must be in one call, but this prompt is split into calls within an image"
             raise ExecutionError(why, "compile with a larger max_prompt_len")
     return made
 

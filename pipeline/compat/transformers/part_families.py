@@ -65,7 +65,7 @@ class PatchEncoders(Family):
     known: Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]] = field(init=False, eq=False, repr=False)
 
     @known.default
-    def _cached_precompute_grid(self) -> Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]]:
+    def _create_cached_precompute_grid(self) -> Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]]:
         return functools.lru_cache(CACHED_GRIDS)(self._precompute_grid)
 
     @classmethod
@@ -94,6 +94,7 @@ class PatchEncoders(Family):
         return list(zip(inputs.floats.split(list(map(math.prod, grids))), grids, strict=True))
 
     def arguments_for_part(self, part: Part) -> CallArgs:
+        """Return the encoder's arguments for one frame or video, with the values precomputed from its grid."""
         grid, found = self.known(part[1], part[0].device)
         args, kwargs = self.example.with_tensors(part[0], grid)
         return args, {**kwargs, **found}
@@ -151,6 +152,7 @@ class ImageEncoders(Family):
         return cls(encoder, examples[0], side // patch * patch, patch)
 
     def split_inputs(self, inputs: EncoderInputs) -> list[Part]:
+        """Split a call into images without padding [1, channels, rows, columns], each with its (rows, columns)."""
         each = zip(inputs.floats, self.layouts(inputs), strict=True)
         return [(image[None, :, :rows, :columns], (rows, columns)) for image, (rows, columns) in each]
 
@@ -195,20 +197,21 @@ class AudioEncoders(Family):
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
         """Describe an encoder by its example calls; a long audio input shows the sizes of full chunks and windows."""
         silence = examples[0].floats.new_zeros(len(examples[0].floats), LONG_SOUND)
-        long = _precompute_audio(encoder, silence, (LONG_SOUND,))
+        long = _precompute_arguments_from_audio(encoder, silence, (LONG_SOUND,))
         chunk, window = long["padded_feature"].shape[2], int(long["cu_seqlens"].diff().max())
         most = max(sum(-(-length // chunk) for length in lengths) for each in examples for lengths in cls.layouts(each))
         if most < 2:
-            raise ValueError("the examples have one audio chunk in all: expected at least 2")
+            raise ValueError("no example has more than one chunk of audio: expected at least two chunks")
         return cls(encoder, examples[0], chunk, most, window)
 
     def split_inputs(self, inputs: EncoderInputs) -> list[Part]:
+        """Return the whole call as one part: the audio [bins, frames], and the length of each audio input."""
         return [(inputs.floats, lengths) for lengths in self.layouts(inputs)]
 
     def arguments_for_part(self, part: Part) -> CallArgs:
         """Return the encoder's arguments with precomputed chunks and windows in place of audio inputs."""
         args, kwargs = self.example.with_tensors(None, None)
-        found = _precompute_audio(self.tower, *part)
+        found = _precompute_arguments_from_audio(self.tower, *part)
         return args, {**kwargs, **found, "cu_seqlens": Windows.from_ends(found["cu_seqlens"], self.window)}
 
     def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
@@ -223,7 +226,7 @@ class AudioEncoders(Family):
         return f"sounds of {self.chunk} to {self.most * self.chunk} frames"
 
 
-def _precompute_audio(encoder: torch.nn.Module, audio: torch.Tensor, lengths: Layout) -> Tensors:
+def _precompute_arguments_from_audio(encoder: torch.nn.Module, audio: torch.Tensor, lengths: Layout) -> Tensors:
     return precompute_values(encoder, **{"input_features": audio, LENGTHS: torch.tensor(lengths, device=audio.device)})
 
 

@@ -68,7 +68,7 @@ class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
         """Do nothing: the state buffers already exist."""
 
     def state_before(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return the state with this name, as it was before the tokens of the current call."""
+        """Return the state of this name before the current call; a new state is zeros with the dtype of ``like``."""
         if self.is_new and name not in self.own:
             self.own[name] = like.new_zeros(shape)
         return torch.where(self.start > 0, self.own[name], 0.0)
@@ -77,7 +77,7 @@ class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
         """Return stored and new inputs of a convolution [rows, channels, width - 1 + length]; store the last ones."""
         width, name = kwargs.get("conv_kernel_size"), f"conv_{state_idx}"
         if width is None:
-            raise self._unsupported_error()
+            raise self._unsupported_recurrence_error()
         before = self.state_before(name, (*conv_states.shape[:2], width - 1), conv_states)
         joined = torch.cat([before, self.zero_padding(conv_states)], -1)
         self.own[name].copy_(joined[..., 1 - width :])
@@ -92,7 +92,7 @@ class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
     def update_recurrent_state(self, recurrent_states: Tensor, *args: object, **kwargs: object) -> Tensor:
         """Return the states unchanged: the replacements (`run_operator`) have already stored them."""
         if not self.scans:
-            raise self._unsupported_error()
+            raise self._unsupported_recurrence_error()
         return recurrent_states
 
     def run_operator(self, operator: Target, state_shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
@@ -104,7 +104,7 @@ class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
         self.scans += 1
         return output  # type: ignore[no-any-return]
 
-    def _unsupported_error(self) -> CaptureError:
+    def _unsupported_recurrence_error(self) -> CaptureError:
         return CaptureError(
             f"{self.model} computes its recurrent states by its own functions, which are not supported",
             "use a model with transformers' functions for Mamba, Mamba-2, gated DeltaNet or Kimi delta attention",
@@ -189,7 +189,7 @@ def mamba2(
     """Replace ``mamba2_chunk_scan``: tokens are [rows, length, heads, width], time steps [rows, length, heads], B and C
     [rows, length, groups, state]."""
     (rows, _, heads, width), inputs = hidden_states.shape, hidden_states.float()
-    step = _step_size(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
+    step = _mamba_step_size(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
     key, query = (x.float().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2) for x in (b, c))
     value, decay = (inputs * step[..., None]).transpose(1, 2), (a.float() * step).transpose(1, 2)
     shape = (rows, heads, width, b.shape[-1])
@@ -214,7 +214,7 @@ def mamba(
     **kwargs: Argument,
 ) -> Argument:
     """Replace ``mamba_selective_scan``: tokens and time steps [rows, width, length], B and C [rows, state, length]."""
-    step = _step_size(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
+    step = _mamba_step_size(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
     (rows, width, _), name = hidden_states.shape, f"recurrent_{states.scans}"
     given = hidden_states.float(), step, a.float(), b.float(), c.float()
     output = states.run_operator(SELECTIVE_SCAN, (rows, width, a.shape[-1]), *given)
@@ -239,7 +239,7 @@ def omit_recurrent_mask(
     return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]
 
 
-def _step_size(dt: Tensor, bias: Tensor | None, use_softplus: bool) -> Tensor:
+def _mamba_step_size(dt: Tensor, bias: Tensor | None, use_softplus: bool) -> Tensor:
     dt = dt if bias is None else dt + bias.to(dt.dtype)
     return softplus(dt) if use_softplus else dt
 

@@ -98,6 +98,7 @@ class Sizes:
 
     @property
     def limits(self) -> Limits:
+        """Return those of the sizes that limit the calls of the compiled decoder."""
         return Limits(self.cache, self.batch, self.prompt, self.draft)
 
 

@@ -10,16 +10,18 @@ from pipeline.compat.torch_tensorrt.impl.prelu import prelu as prelu
 
 
 def _softplus(x: Argument, alpha: Argument, beta: Argument) -> Call:
-    """Return TensorRT's softplus, alpha * log(1 + exp(beta * x)), as ATen calls; ATen's alpha is 1 / beta."""
+    """Return TensorRT's softplus, alpha * log(1 + exp(beta * x)), as ATen calls; ATen's fixes alpha to 1 / beta."""
     plain = call(aten.softplus.default, x, beta)
     return plain if alpha is None or alpha * beta == 1 else call(aten.mul.Tensor, plain, alpha * beta)
 
 
 def _scaled_tanh(x: Argument, alpha: Argument, beta: Argument) -> Call:
+    """Return alpha * tanh(beta * x) as ATen calls."""
     return call(aten.mul.Tensor, call(aten.tanh.default, call(aten.mul.Tensor, x, beta)), alpha)
 
 
 def _hard_sigmoid(x: Argument, alpha: Argument, beta: Argument) -> Call:
+    """Return alpha * x + beta, clamped to the range from 0 to 1, as ATen calls."""
     return call(aten.clamp.default, call(aten.add.Tensor, call(aten.mul.Tensor, x, alpha), beta), 0, 1)
 
 

@@ -21,6 +21,6 @@ def embedding_bag(
     per_sample_weights: Argument = None,
     include_last_offset: bool = False,
 ) -> Expression:
-    """Return [aten._embedding_bag.default, None, None, None]; ``mode`` is 0 for sum, 1 for mean, 2 for max."""
+    """Add aten._embedding_bag.default; return [result, None, None, None]. ``mode``: 0 is sum, 1 is mean, 2 is max."""
     options = (False, mode, False, per_sample_weights, include_last_offset)
     return [call(aten._embedding_bag.default, weight, indices, offsets, *options)[0], None, None, None]

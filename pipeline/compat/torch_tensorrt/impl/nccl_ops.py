@@ -5,6 +5,7 @@ from pipeline.compat.torch_tensorrt.blocks import unsupported
 
 
 def _raising_block(block_name: str) -> Function:
+    """Create a function of this name in place of Torch-TensorRT's; it raises a `BlockError` that says what to do."""
     why = "collectives run between engines, in torch.distributed's process groups"
     instead = "leave the collective to PyTorch: an operator without a converter runs there"
     return unsupported(f"impl.nccl_ops.{block_name}", why, instead)

@@ -20,7 +20,7 @@ def batch_norm(
     cudnn_enabled: bool = False,
     return_mean_rstd: bool = False,
 ) -> Expression:
-    """Add aten.batch_norm.default with running statistics; ``return_mean_rstd`` returns [tensor, None, None]."""
+    """Add aten.batch_norm.default with running statistics; with ``return_mean_rstd``, return [result, None, None]."""
     why = "an engine runs inference only, and does not update running statistics"
     require(not training, "impl.normalization.batch_norm", why, "pass training=False")
     known = (weight, bias, running_mean, running_var)

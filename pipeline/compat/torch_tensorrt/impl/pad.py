@@ -11,10 +11,11 @@ constant_padNd = block(
 )
 
 
-def _pad_block(mode: str, description: str) -> Function:
-    return block(lambda input, padding: call(aten.pad.default, input, padding, mode), f"aten.pad.default{description}")
+def _create_pad_block(mode: str, ending: str) -> Function:
+    """Create a building block that pads by aten.pad.default with this ``mode``; ``ending`` completes its docstring."""
+    return block(lambda input, padding: call(aten.pad.default, input, padding, mode), f"aten.pad.default{ending}")
 
 
-reflection_padNd = _pad_block("reflect", ", mirrored")
-replication_padNd = _pad_block("replicate", " with the elements at the border")
-circular_padNd = _pad_block("circular", " with the other end")
+reflection_padNd = _create_pad_block("reflect", ", mirrored")
+replication_padNd = _create_pad_block("replicate", " with the elements at the border")
+circular_padNd = _create_pad_block("circular", " with the other end")

@@ -47,7 +47,7 @@ def prod(input_val: Argument, dim: Argument, keepdim: bool) -> Expression:
 
 
 def _min_or_max_block(name: str, indexed_op: Operator, plain_op: Operator) -> Function:
-    """Return a building block for the largest or smallest element; along one dim, it returns [values, indices]."""
+    """Create the block ``max`` or ``min``: ``plain_op`` reduces dims, ``indexed_op`` one dim to [values, indices]."""
 
     def extreme(input_val: Argument, dim: Argument, keepdim: bool, return_indices: bool) -> Expression:
         dims = _as_list(dim)

@@ -17,14 +17,14 @@ argmax_argmin = block(
 @block
 def sort(input: Argument, dim: int, descending: bool, return_indices: bool = True) -> Expression:
     """Add aten.sort.default; return [values, indices], or only the values."""
-    return _select_outputs(call(aten.sort.default, input, dim, descending), return_indices)
+    return _values_and_optional_indices(call(aten.sort.default, input, dim, descending), return_indices)
 
 
 @block
 def topk(input: Argument, k: int, dim: int, largest: bool, sorted: bool, return_indices: bool = True) -> Expression:
     """Add aten.topk.default; return [values, indices], or only the values."""
-    return _select_outputs(call(aten.topk.default, input, k, dim, largest, sorted), return_indices)
+    return _values_and_optional_indices(call(aten.topk.default, input, k, dim, largest, sorted), return_indices)
 
 
-def _select_outputs(topk_call: Call, return_indices: bool) -> Expression:
-    return [topk_call[0], topk_call[1]] if return_indices else topk_call[0]
+def _values_and_optional_indices(call_of_two_results: Call, return_indices: bool) -> Expression:
+    return [call_of_two_results[0], call_of_two_results[1]] if return_indices else call_of_two_results[0]
