@@ -139,6 +139,7 @@ def remove_adapters(recipe: Recipe) -> Recipe:
 
 
 def _rename_parameters(recipe: Recipe, new_names: Mapping[str, str]) -> Recipe:
+    """Return a recipe whose steps and result read each name in ``new_names`` under its new name."""
 
     def renamed(value: Argument) -> Argument:
         return Ref(new_names.get(value.name, value.name)) if isinstance(value, Ref) else value

@@ -68,6 +68,7 @@ def largest_nbytes(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[tor
 
 
 def _rename_refs(new_refs: Mapping[Ref, Ref], value: object) -> object:
+    """Return the new reference if ``value`` is a key of ``new_refs``; else the value unchanged."""
     return new_refs.get(value, value) if isinstance(value, Ref) else value
 
 

@@ -99,6 +99,7 @@ def _record_rule(record_type: type) -> Rule:
 
 
 def _is_default(default: object, value: object) -> bool:
+    """Return whether a field's value has the type and the value of the field's default, so that JSON omits it."""
     if value is default or type(value) is not type(default):
         return value is default
     return not value if not default and type(default) is not float else repr(value) == repr(default)
@@ -118,6 +119,7 @@ def read_part(part_name: object, read: Convert, data: JsonData) -> Any:
 
 
 def _read_elements(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any, ...]:
+    """Convert each element of a JSON list by its own rule; an error gets the element's index."""
     return tuple(read_part(i, each.read, part) for i, (each, part) in enumerate(zip(rules, data, strict=False)))
 
 

@@ -53,6 +53,7 @@ def check_program(compiled: Compiled) -> None:
 
 
 def _segment_errors(compiled: Compiled) -> Iterator[str]:
+    """Yield an error text for each segment that does not fit its network or the graph's nodes."""
     for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
         counts = len(segment.inputs), len(segment.outputs)
         if counts != (len(network.inputs), len(network.outputs)):
@@ -99,6 +100,7 @@ def _type_mismatch_errors(compiled: Compiled, node_values: Mapping[str, Any]) ->
 
 
 def _manifest_errors(manifest: Manifest) -> Iterator[str]:
+    """Yield an error text for each contradiction, such as a tensor without a dtype or an undeclared symbol."""
     ports = (*manifest.inputs, *(port for segment in manifest.segments for port in (*segment.inputs, *segment.outputs)))
     known = manifest.shapes.keys()
     for port in ports:
@@ -127,6 +129,7 @@ def _is_ordered_range(size_range: Range) -> bool:
 
 
 def _recipe_error(recipe: Recipe, parameter_names: Iterable[str]) -> str:
+    """Return what is wrong with a recipe (``reads 'x', which is not defined before it``); empty if it is valid."""
     known = {*parameter_names}
     for step in recipe.steps:
         if absent := [name for name in ref_names((step.args, tuple(v for _, v in step.kwargs))) if name not in known]:

@@ -80,6 +80,7 @@ class Cached:
 
     @store.validator
     def _check_store(self, _: object, store: object) -> None:
+        """Raise a `TypeError` if ``store`` is a class or lacks ``load`` or ``save``; attrs calls this validator."""
         if isinstance(store, type) or not isinstance(store, EngineStore):
             raise TypeError(f"store is {store!r}: expected an object with the methods load(key) and save(key, data)")
 
@@ -181,6 +182,7 @@ def _select_networks(converted: Converted, indices: Sequence[int]) -> Converted:
 
 
 def _map_to_entry_names(network_names: Sequence[str], entry_names: Sequence[str]) -> FrozenDict[str, str]:
+    """Map a network's names to a cached engine's, given in the same order; equal names are omitted."""
     if len(network_names) != len(entry_names):
         raise CorruptEntryError("the entry's engine has another number of inputs, outputs or weights than the network")
     return map_differing_names(network_names, entry_names)

@@ -96,6 +96,7 @@ def _port_dtype(port: Port) -> torch.dtype:
 
 
 def _onnx_obstacles_of_outputs(compiled: Compiled) -> Iterator[str]:
+    """Yield why a model's outputs cannot be ONNX outputs: no engine computes one, or two are the same tensor."""
     computed = {port.name for port in compiled.partitioned.segments[0].outputs}
     names: dict[str, str] = {}
     for name, output in _named_result_outputs(compiled):

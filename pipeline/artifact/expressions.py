@@ -101,6 +101,7 @@ def _expression_from_json(data: JsonData) -> Any:
 
 @lru_cache(1024)
 def _symbol_from_json(name: str = "", *assumptions: str) -> sympy.Symbol:
+    """Return a sympy symbol with these assumptions: ``_symbol_from_json("s0", "integer", "positive")``."""
     if not NAME.fullmatch(name) or not {*assumptions} <= {*ASSUMPTIONS}:
         raise ArtifactError(f"{name[:80]!r} is not a symbol of a size such as s0")
     return sympy.Symbol(name, **dict.fromkeys(assumptions, True))
@@ -114,6 +115,7 @@ class _BitBound:
         self.nodes = 0
 
     def max_bits(self, data: JsonData, depth: int) -> float:
+        """Return an upper bound for the bits of an expression's values; refuse more than ``depth`` nested levels."""
         self.nodes += 1
         if isinstance(data, (bool, int, float)):
             if abs(data) >= LARGEST:

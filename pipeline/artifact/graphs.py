@@ -95,6 +95,7 @@ def _save_node(node: torch.fx.Node, *, calls_target: bool) -> SavedNode:
 
 
 def _to_json_or_text(value: object) -> JsonData:
+    """Convert a value to JSON; if its type cannot be saved, return its text instead (``str(value)``)."""
     try:
         return json_values.to_json(value)
     except ArtifactError:
@@ -216,6 +217,7 @@ class NodeBuilder:
         self.env[row.name] = node
 
     def resolve_node_name(self, argument: object) -> Argument:
+        """Return the graph node that a `NodeName` refers to; return any other argument unchanged."""
         if not isinstance(argument, NodeName):
             return argument
         if argument.name not in self.env:

@@ -245,6 +245,7 @@ class Loader:
         return FileWeights(found, self.opened, self.manifest.call, self.missing)
 
     def verdicts(self) -> FrozenDict[str, Verdict]:
+        """Return, by node name, whether and how each node can be converted; placeholders replace converters."""
         rows = ((v, placeholder_choice(v.converter) if v.supported else None) for v in self.manifest.verdicts)
         return FrozenDict({k.node: Verdict(k.node, k.target, choice, k.reasons, k.where) for k, choice in rows})
 
@@ -295,6 +296,7 @@ class _Describer(Loader):
     have no values; names represent missing operators. Only ranges of sizes are computed, at a bounded cost."""
 
     def tensor_reader(self) -> Callable[[SavedTensor], torch.Tensor]:
+        """Check engines and weights against their digests; return a reader of meta tensors (without values)."""
         for each in self.verified.values():
             each.result()
         self.missing = f"{self.path} was described, not loaded"
@@ -304,9 +306,11 @@ class _Describer(Loader):
         """Do nothing: a description needs no recipes."""
 
     def build_source_program(self, program: Program) -> Program | None:
+        """Return None: a description does not need the program before `decompose`."""
         return None
 
     def build_graph(self, graph: SavedGraph) -> torch.fx.GraphModule:
+        """Build a graph; if this process lacks a node's operator, the node's target is the operator's name."""
         module = super().build_graph(_without_operator_lookups(graph))
         for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
             if row.calls and row.op == "call_function":
@@ -315,6 +319,7 @@ class _Describer(Loader):
 
 
 def _without_operator_lookups(graph: SavedGraph) -> SavedGraph:
+    """Return a graph with ``calls=False`` in every node, so that building it looks up no operators."""
     inner = tuple((path, _without_operator_lookups(each)) for path, each in graph.graphs)
     return evolve(graph, nodes=tuple(evolve(row, calls=False) for row in graph.nodes), graphs=inner)
 
@@ -326,6 +331,7 @@ def _keep_open(file: BinaryIO, path: Path, has_same_bytes: Callable[[BinaryIO], 
 
 
 def _check_parts_match(compiled: Compiled, reader: ContainerReader) -> None:
+    """Raise an error if a loaded program's networks, engines, inputs, outputs and graph contradict each other."""
     program, segments = compiled.program, compiled.partitioned.engine_segments
     users = [output for output in program.outputs if output.kind == "user"]
     kinds = [child.type for child in child_specs(program.in_spec)]

@@ -133,6 +133,7 @@ def run(
 
 @lru_cache(maxsize=256)
 def _module_key_in_facts(facts_json: str) -> str:
+    """Return the key of the compiled module, from the JSON in the operator's argument ``facts``."""
     return str(json.loads(facts_json)["key"])
 
 
@@ -189,6 +190,7 @@ def _eval_size(expr: Argument, known_sizes: dict[Argument, Argument]) -> Argumen
 
 @lru_cache(maxsize=64)
 def _parse_sizes(facts: str) -> tuple[list[list[Argument]], list[Argument], list[tuple[torch.dtype, list[Argument]]]]:
+    """Return from the JSON ``facts``: shapes of input tensors, size inputs, and dtypes and shapes of results."""
     data = json.loads(facts)
     results = [(getattr(torch, dtype), [from_json(size) for size in shape]) for dtype, shape in data["results"]]
     return [[from_json(s) for s in shape] for shape in data["tensors"]], [from_json(s) for s in data["sizes"]], results

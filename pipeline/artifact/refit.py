@@ -70,6 +70,7 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
 
 
 def _weights_computed_from(parameter_names: Set[str], compiled: Compiled) -> set[str]:
+    """Return the names of the engine weights that are computed from these parameters."""
     return {name for name, recipe in compiled.refit_map.items() if not parameter_names.isdisjoint(recipe.parameters)}
 
 
@@ -210,6 +211,7 @@ def tied_names(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 
 def _tied_weight_conflicts(new_weights: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
+    """Return the names of tied weights that were passed with different values, each with the reason."""
     groups = ([name for name in names if name in new_weights] for names in tied_names(program.parameters))
     return {
         name: f"it differs from {first}, and the two are one tensor in the compiled program"

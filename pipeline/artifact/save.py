@@ -233,6 +233,7 @@ def _current_versions(program: Program) -> Versions:
 
 
 def _weight_to_save(program: Program, name: str) -> torch.Tensor:
+    """Return a parameter's tensor; raise an error if it was changed in place after compiling."""
     tensor = program.parameters[name]
     if tensor_version(tensor) != program.versions.get(name, tensor_version(tensor)):
         raise ArtifactError(

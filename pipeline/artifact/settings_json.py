@@ -39,6 +39,7 @@ def to_json(settings: CompilationSettings) -> FrozenDict[str, JsonData]:
 
 
 def _executed_op_to_json(entry: object) -> object:
+    """Convert an entry of ``torch_executed_ops`` to JSON: a str, or ``{"operator": …}`` or ``{"predicate": …}``."""
     if isinstance(entry, str):
         return entry
     if isinstance(entry, SavedPredicate):
@@ -63,6 +64,7 @@ def from_json(rows: Mapping[str, object]) -> CompilationSettings:
 
 
 def _executed_op_from_json(data: JsonData) -> Any:
+    """Convert JSON to an entry of ``torch_executed_ops``; predicates and missing operators become placeholders."""
     if isinstance(data, str):
         return data
     kind, name = next(iter(data.items())) if isinstance(data, dict) and len(data) == 1 else ("", "")

@@ -24,6 +24,7 @@ def to_executed_entries(value: object) -> frozenset[TorchExecuted]:
 
 
 def _entries_of_item(item: object) -> Iterable[TorchExecuted]:
+    """Return the entries for an item of ``torch_executed_ops``: the item, or all overloads of a packet."""
     if isinstance(item, OpOverloadPacket):
         return [getattr(item, overload) for overload in item.overloads()]
     if item is torch.cond:
