@@ -106,7 +106,8 @@ def _is_default(default: object, value: object) -> bool:
 
 
 def read_part(part_name: object, read: Convert, data: JsonData) -> Any:
-    """Convert JSON to a part of a record; an error gets ``part_name``, unless it reports a missing operator."""
+    """Return ``read(data)``, a part of a record. An error becomes a `MalformedError` whose location begins with
+    ``part_name`` (``engines.0.name``), but a `MissingOperatorError` is raised unchanged."""
     try:
         return read(data)
     except MissingOperatorError:
@@ -139,7 +140,8 @@ def _checked_literal(data: JsonData, allowed: tuple[object, ...]) -> Any:
 
 
 def _union_rule(types: tuple[Any, ...]) -> Rule:
-    """Return the rule for a union: an optional type, plain types, which JSON distinguishes, or a layer's attributes."""
+    """Return the rule for a union: ``X | None``, plain types such as ``int | str``, or any types that `json_values`
+    converts."""
     rest = [kind for kind in types if kind is not type(None)]
     if len(rest) == 1:
         inner = rule_for_type(rest[0])

@@ -37,7 +37,8 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def check_weights(networks: Iterable[Network], manifest: Manifest) -> None:
-    """Raise an error if a network has a weight with neither a recipe nor a literal in the manifest."""
+    """Raise an error if the manifest neither contains the value of a network's weight (a literal) nor tells how to
+    compute it from parameters (a recipe)."""
     known = manifest.refit_map.keys() | manifest.literals.keys()
     for network in networks:
         if absent := [weight.name for weight in network.weights if weight.name not in known]:
@@ -45,7 +46,8 @@ def check_weights(networks: Iterable[Network], manifest: Manifest) -> None:
 
 
 def check_program(compiled: Compiled) -> None:
-    """Raise an error if networks do not match their segments, or if segments and buffers do not match the graph."""
+    """Raise an error if a network has more or fewer inputs or outputs than its segment, or if segments or buffers
+    contradict the graph."""
     values = {node.name: node.meta.get("val") for node in compiled.program.graph.nodes}
     checks = _segment_errors(compiled), _missing_value_errors(compiled, values), _type_mismatch_errors(compiled, values)
     if fault := next(chain(*checks), ""):

@@ -204,7 +204,8 @@ class DiskStore:
             lock.release()
 
     def _evict_least_recently_used(self, newest: Path) -> None:
-        """Delete the least recently used entries until the rest fits, and partial files of killed processes."""
+        """Delete the least recently used entries until the rest fits, but not ``newest``; also delete the partial files
+        that killed processes left."""
         with self._hold_lock_file("all.lock"):
             found = self._matching_files(f"*{SUFFIX}")
             total = sum(stat.st_size for _, stat in found)

@@ -129,15 +129,16 @@ def _named_result_outputs(compiled: Compiled) -> Iterator[tuple[str, Output]]:
 
 
 def _named_output_ports(compiled: Compiled) -> list[Port]:
-    """Return the outputs as ports that have their names in the model."""
+    """Return the engine's output ports, each renamed to the name of the model's output that it computes."""
     computed = {port.name: port for port in compiled.partitioned.segments[0].outputs}
     rows = ((name, computed.get(output.value)) for name, output in _named_result_outputs(compiled))
     return [evolve(port, name=name) for name, port in rows if port is not None]
 
 
 def _onnx_model(compiled: Compiled, name: str, plan_or_path: bytes, *, embed_plan: bool) -> bytes:
-    """Return the bytes of an ONNX model that contains a plan, or the plan's relative path. The node has no attribute
-    ``source``: it would have to equal the name under which an application registers the provider."""
+    """Return the bytes of an ONNX model. Its only node contains the plan (``embed_plan``), or the plan's relative path.
+    The node's optional attribute ``source`` is omitted, since ONNX Runtime compares it with the name under which an
+    application registers the TensorRT provider."""
     require_package("onnx", "onnx")
     from onnx import TensorProto, checker, helper
 
@@ -175,7 +176,9 @@ def _relative_plan_path(plan: Path, model: Path) -> str:
     if place == file:
         raise ArtifactError(f"weights={str(plan)!r} is the ONNX file itself", 'pass another file, or weights="inside"')
     if plan.name.lower() in ("none", ""):
-        raise ArtifactError(f"weights={str(plan)!r} is not a file name", 'pass "inside", or a name as "model.plan"')
+        raise ArtifactError(
+            f"weights={str(plan)!r} is not a file name", 'pass "inside", or a name such as "model.plan"'
+        )
     if not place.is_relative_to(file.parent):
         hint = "save the plan in that folder: ONNX Runtime reads no plans from other folders"
         raise ArtifactError(f"the engine plan {plan} is outside the folder of the ONNX file {model}", hint)

@@ -50,7 +50,8 @@ FUNCTIONS: Mapping[str, Any] = {
 
 
 def to_json(expr: Any) -> JsonData:
-    """Convert an int, float, bool or sympy expression to JSON; raise an `ArtifactError` for other functions."""
+    """Convert an int, float, bool or sympy expression to JSON; raise an `ArtifactError` for functions that files cannot
+    have."""
     if isinstance(expr, (bool, int, float)):
         return expr
     atom = next((write for kind, write in _ATOMS if isinstance(expr, kind)), None)
@@ -58,7 +59,7 @@ def to_json(expr: Any) -> JsonData:
         return atom(expr)
     name = type(expr).__name__
     if FUNCTIONS.get(name) is not type(expr):
-        raise ArtifactError(f"the symbolic size {expr} cannot be saved: files have no function {name}")
+        raise ArtifactError(f"the symbolic size {expr} cannot be saved: saved programs cannot have the function {name}")
     args = list(map(to_json, expr.args))
     return [name if expr.func(*expr.args) == expr else f"{name}!", *args]
 
@@ -108,8 +109,8 @@ def _symbol_from_json(name: str = "", *assumptions: str) -> sympy.Symbol:
 
 
 class _BitBound:
-    """Compute an upper bound, in bits, for the values in an expression before sympy builds it; a symbol is an int64.
-    Only powers can turn a small file into huge values."""
+    """Compute an upper bound for the bits of every value in an expression, before sympy builds the expression, since
+    powers let a small file request huge numbers. A symbol counts as 64 bits."""
 
     def __init__(self) -> None:
         self.nodes = 0

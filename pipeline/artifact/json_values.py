@@ -30,7 +30,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 @frozen
 class NodeName:
-    """The name of a graph node, as an argument of another node before the graph is built."""
+    """A reference by name to a graph node, in another node's arguments; building the graph replaces it by the node."""
 
     name: str
 
@@ -89,7 +89,7 @@ def _read_constant(data: JsonData) -> Constant:
     try:
         return Constant(torch.tensor(from_json(numbers), dtype=torch_attribute(torch.dtype, dtype)))
     except (TypeError, ValueError, RuntimeError):
-        raise MalformedError(f"expected the numbers of a constant, not {str(numbers)[:60]!r}") from None
+        raise MalformedError(f"expected the numbers of a constant tensor, not {str(numbers)[:60]!r}") from None
 
 
 def _as_list(data: JsonData, count: int) -> list[JsonData]:

@@ -44,7 +44,8 @@ _LOADED: Final[weakref.WeakKeyDictionary[torch.UntypedStorage, CompiledModule]] 
 
 
 class OperatorCall:
-    """What a trace needs to call a compiled module as an operator, computed before the trace."""
+    """A callable that torch.compile and torch.export trace as one call of the operator ``pipeline::run``, which runs
+    the compiled module. The constructor computes before the trace what the call needs."""
 
     def __init__(self, module: ProgramModule, compiled: Compiled) -> None:
         program: Program = module.program
@@ -70,7 +71,8 @@ class OperatorCall:
 
 
 def _input_kind(port: Port) -> str:
-    """Return how the operator receives an input. Constant tensors are passed, too, since each call checks them."""
+    """Return ``tensor`` or ``symint`` for an input that the operator receives among its tensors or sizes; else another
+    kind. Constant tensors are passed, too, since each call checks them."""
     return "tensor" if isinstance(port.value, Constant) else port.kind
 
 
@@ -94,7 +96,8 @@ def _is_tensor_and_constant(node_values: Mapping[str, Argument], output: Output)
 
 
 def _call_facts_json(program: Program, node_values: Mapping[str, Argument], module_key: str) -> str:
-    """Return the JSON for the fake implementation: the module's key, sizes of inputs, dtypes and sizes of results."""
+    """Return the operator's argument ``facts``: JSON with the module's key, the sizes of inputs, and the dtypes and
+    sizes of results."""
     tensors = [
         [to_json(size) for size in (port.value.value.shape if isinstance(port.value, Constant) else port.shape)]
         for port in program.inputs
@@ -111,7 +114,7 @@ def _save_bytes(call: OperatorCall) -> torch.Tensor:
     compiled = call.compiled()
     if compiled is None:
         hint = "keep a reference to the result of pipeline.default()(…) or pipeline.load until torch.export returns"
-        raise ArtifactError("torch.export has to save the compiled program of a module, but it was deleted", hint)
+        raise ArtifactError("torch.export has to save the program of a compiled module, but the program is gone", hint)
     with _disable_current_modes(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.trtp"
         save(compiled, path)

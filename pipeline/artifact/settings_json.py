@@ -18,7 +18,8 @@ PLACES = ("engine_cache_dir", "measurements", "runtime_cache")
 
 
 class SavedPredicate:
-    """A placeholder for a predicate or a missing operator in a loaded file; it prints as the name."""
+    """A placeholder in a loaded program's ``torch_executed_ops`` for a predicate, or for an operator that this process
+    lacks. It has only the name, which `entry_name` returns."""
 
     def __init__(self, name: str) -> None:
         self.__module__, _, self.__qualname__ = name.rpartition(".")

@@ -286,7 +286,7 @@ def _builder_config(
 def _add_profile(
     builder: trt.Builder, config: trt.IBuilderConfig, order: BuildOrder, ranges: Profile, plan_names: Mapping[str, str]
 ) -> None:
-    """Add an optimization profile; ``plan_names``: the new names of renamed inputs and outputs."""
+    """Add the optimization profile ``ranges`` to ``config``; ``plan_names``: the new names of renamed inputs."""
     profile = builder.create_optimization_profile()
     for name, low, opt, high in ranges.ranges:
         set_range = profile.set_shape_input if name in order.sizes else profile.set_shape
