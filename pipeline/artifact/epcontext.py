@@ -176,9 +176,7 @@ def _relative_plan_path(plan: Path, model: Path) -> str:
     if place == file:
         raise ArtifactError(f"weights={str(plan)!r} is the ONNX file itself", 'pass another file, or weights="inside"')
     if plan.name.lower() in ("none", ""):
-        raise ArtifactError(
-            f"weights={str(plan)!r} is not a file name", 'pass "inside", or a name such as "model.plan"'
-        )
+        raise ArtifactError(f"weights={str(plan)!r} is not a file name", 'pass "inside", or for example "model.plan"')
     if not place.is_relative_to(file.parent):
         hint = "save the plan in that folder: ONNX Runtime reads no plans from other folders"
         raise ArtifactError(f"the engine plan {plan} is outside the folder of the ONNX file {model}", hint)

@@ -50,8 +50,7 @@ FUNCTIONS: Mapping[str, Any] = {
 
 
 def to_json(expr: Any) -> JsonData:
-    """Convert an int, float, bool or sympy expression to JSON; raise an `ArtifactError` for functions that files cannot
-    have."""
+    """Convert an int, float, bool or sympy expression to JSON; raise an `ArtifactError` for unknown functions."""
     if isinstance(expr, (bool, int, float)):
         return expr
     atom = next((write for kind, write in _ATOMS if isinstance(expr, kind)), None)

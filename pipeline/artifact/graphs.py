@@ -74,9 +74,7 @@ def save_graph(
         elif isinstance(value, torch.Tensor):
             held[target] = tensors.add(path, value)
         else:
-            raise ArtifactError(
-                f"the attribute {path} cannot be saved: it is {kind_of(value)}, not a tensor or a graph"
-            )
+            raise ArtifactError(f"attribute {path} cannot be saved: it is {kind_of(value)}, not a tensor or a graph")
     return SavedGraph(rows, tuple(graphs.items()), tuple(held.items()))
 
 

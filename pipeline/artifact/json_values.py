@@ -30,7 +30,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 @frozen
 class NodeName:
-    """A reference by name to a graph node, in another node's arguments; building the graph replaces it by the node."""
+    """The name of a graph node among another node's arguments, until the graph is built and has the node itself."""
 
     name: str
 

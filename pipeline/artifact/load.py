@@ -87,8 +87,7 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
 
 
 def load_program(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compiled:
-    """Load a program as `load` does, and warn if there is no GPU. For a language model, return the program of its
-    decoder."""
+    """Load a program as `load` does, but of a language model only the decoder; warn if there is no GPU."""
     if isinstance(operators, str):
         raise TypeError(f'operators is a str: expected a set of operator namespaces: pass {{"{operators}"}}')
     compiled = load_without_warning(path, frozenset(operators))

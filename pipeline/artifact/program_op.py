@@ -96,8 +96,7 @@ def _is_tensor_and_constant(node_values: Mapping[str, Argument], output: Output)
 
 
 def _call_facts_json(program: Program, node_values: Mapping[str, Argument], module_key: str) -> str:
-    """Return the operator's argument ``facts``: JSON with the module's key, the sizes of inputs, and the dtypes and
-    sizes of results."""
+    """Return JSON for the argument ``facts``: the module's key, sizes of inputs, dtypes and sizes of results."""
     tensors = [
         [to_json(size) for size in (port.value.value.shape if isinstance(port.value, Constant) else port.shape)]
         for port in program.inputs

@@ -207,8 +207,7 @@ def _save_source(program: Program, tensors: TensorsToSave) -> SavedSource | None
 
 
 def _largest_computed_bytes(compiled: Compiled) -> int:
-    """Return the bytes of the largest computed constant; 0 if `load` accepts so small a constant without a
-    declaration."""
+    """Return the bytes of the largest computed constant; 0 if `load` accepts it without a declaration."""
     program = compiled.program
     engines = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
     parameters = {name: (t.dtype, tuple(t.shape)) for name, t in program.parameters.items()}

@@ -154,8 +154,7 @@ def as_stage(value: object) -> AnyStage:
 
 
 def pass_earlier_stages(step: AnyStage, earlier: tuple[AnyStage, ...]) -> AnyStage:
-    """Return a stage that runs the earlier stages again, such as `verify`, as a copy that has them; any other stage
-    unchanged."""
+    """Return a stage such as `verify`, which runs the earlier stages again, with these; other stages unchanged."""
     inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
     method = getattr(inner, "following", None)
     if isinstance(inner, FunctionStage):

@@ -17,8 +17,7 @@ TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
 
 
 def to_executed_entries(value: object) -> frozenset[TorchExecuted]:
-    """Convert the setting `torch_executed_ops` to a set of overloads, names and predicates; a packet becomes all its
-    overloads."""
+    """Convert `torch_executed_ops` to overloads, names and predicates; a packet becomes all its overloads."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"torch_executed_ops must be a collection of operators, names or predicates, got {value!r}")
     return frozenset(entry for item in value for entry in _entries_of_item(item))
