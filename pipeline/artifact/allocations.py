@@ -38,7 +38,7 @@ def allowed_constant_bytes(parameter_sizes: Iterable[int], declared_bytes: int) 
 
 
 def min_bytes_to_fill(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
-    """Return a minimum for the bytes that a call of ``full``, ``arange`` … allocates; 0 for other calls or dynamic sizes."""
+    """Return the least bytes that a call of ``full``, ``arange`` … allocates; 0 for other calls or dynamic sizes."""
     if op_kind(target) is not Kind.FILLS:
         return 0
     names = [argument.name for argument in target._schema.arguments]
