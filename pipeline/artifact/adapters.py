@@ -51,7 +51,7 @@ def read_adapters(
     found = {name: _adapter_or_mismatch(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
     wrong |= {name: reason for name, reason in found.items() if isinstance(reason, str)}
     if wrong:
-        raise RefitError(wrong, "pass PEFT's state dict with lora_A and lora_B of weights, or {parameter: (A, B)}")
+        raise RefitError(wrong, "pass PEFT's state dict, whose keys have lora_A or lora_B, or {parameter: (A, B)}")
     return [adapter for adapter in found.values() if isinstance(adapter, Adapter)]
 
 
@@ -99,12 +99,13 @@ def _adapter_or_mismatch(
 
 
 def named_factors(adapters: list[Adapter]) -> dict[str, torch.Tensor]:
-    """Return copies of the factors of adapters, by their names as parameters of the program."""
+    """Return copies of the adapters' factors by parameter name: ``fc.weight.lora_A``, ``fc.weight.lora_B``."""
     return {f"{each.parameter}{side}": v.clone() for each in adapters for side, v in ((A, each.a), (B, each.b))}
 
 
 def adapt(recipe: Recipe, adapters: Mapping[str, Adapter], scale: float, dtypes: Mapping[str, torch.dtype]) -> Recipe:
-    """Return a recipe that reads W + scale * B @ A in place of each parameter W with an adapter."""
+    """Return a recipe (the steps that compute a constant from parameters) that reads W + scale * B @ A in place of each
+    parameter W with an adapter. ``dtypes``: the dtype of each W, by parameter name."""
     read = [name for name in recipe.parameters if name in adapters]
     if not read:
         return recipe
@@ -114,7 +115,8 @@ def adapt(recipe: Recipe, adapters: Mapping[str, Adapter], scale: float, dtypes:
 
 
 def _steps_to_add_adapter(adapter: Adapter, scale: float, dtype: torch.dtype) -> list[Step]:
-    """Return the calls that compute W + scale * B @ A as PEFT does: in the wider of the two dtypes, rounded once."""
+    """Return the steps of a recipe that compute W + scale * B @ A as PEFT does: in the wider dtype of the parameter and
+    the product, then rounded to ``dtype``."""
     name, steps = adapter.parameter, list[Step]()
 
     def step(what: str, target: str, *args: object) -> Ref:
@@ -132,13 +134,14 @@ def _steps_to_add_adapter(adapter: Adapter, scale: float, dtype: torch.dtype) ->
 
 
 def remove_adapters(recipe: Recipe) -> Recipe:
-    """Return a recipe that reads each parameter W instead of W + scale * B @ A."""
+    """Return a recipe that reads each parameter W itself, where `adapt` made it read W + scale * B @ A."""
     steps = tuple(step for step in recipe.steps if not step.name.startswith(SUM))
     names = {name: name.removeprefix(SUM) for name in (s.name for s in recipe.steps) if name.startswith(SUM)}
     return recipe if len(steps) == len(recipe.steps) else _rename_parameters(evolve(recipe, steps=steps), names)
 
 
 def _rename_parameters(recipe: Recipe, new_names: Mapping[str, str]) -> Recipe:
+    """Return a recipe whose steps and result read each name in ``new_names`` under its new name."""
 
     def renamed(value: Argument) -> Argument:
         return Ref(new_names.get(value.name, value.name)) if isinstance(value, Ref) else value

@@ -32,12 +32,13 @@ _SAME: Final = (Kind.COPIES, Kind.DECLARES, Kind.RESHAPES, Kind.SQUEEZES, Kind.T
 
 
 def allowed_constant_bytes(parameter_sizes: Iterable[int], declared_bytes: int) -> int:
-    """Return how many bytes a constant may have, given the parameters' sizes and the bytes that the file declares."""
+    """Return the maximum bytes of a constant that a saved program may create, from the bytes of each of its parameters
+    and the bytes that the file declares for its largest constant."""
     return max(ALWAYS_ALLOWED, FACTOR * sum(parameter_sizes), declared_bytes)
 
 
 def min_bytes_to_fill(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
-    """Return a lower bound for the bytes that ``full``, ``arange`` … fill; 0 for other calls and for dynamic sizes."""
+    """Return the least bytes that a call of ``full``, ``arange`` … allocates; 0 for other calls or dynamic sizes."""
     if op_kind(target) is not Kind.FILLS:
         return 0
     names = [argument.name for argument in target._schema.arguments]
@@ -52,7 +53,8 @@ def min_bytes_to_fill(target: Target, args: tuple[Argument, ...], kwargs: Mappin
 
 
 def largest_nbytes(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int:
-    """Return the bytes of the largest tensor that recipes compute from parameters of these dtypes and sizes."""
+    """Return the bytes of the largest tensor that any step of these recipes creates. A recipe lists the steps that
+    compute a constant from ``parameters``, which are given by name as dtype and sizes."""
     known: dict[object, int] = {}
     for recipe in recipes:
         if all(op_kind(find_target(step.target)) in _SAME for step in recipe.steps):
@@ -68,11 +70,13 @@ def largest_nbytes(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[tor
 
 
 def _rename_refs(new_refs: Mapping[Ref, Ref], value: object) -> object:
+    """Return the new reference if ``value`` is a key of ``new_refs``; else the value unchanged."""
     return new_refs.get(value, value) if isinstance(value, Ref) else value
 
 
 def _computed_nbytes(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Iterator[int]:
-    """Yield the bytes of each tensor that a recipe computes; if its shape depends on data, those of the call's ints."""
+    """Yield the bytes of each tensor that the steps of a recipe create. If a shape depends on data, yield an estimate
+    instead: 8 bytes times the product of the ints among the step's arguments."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         values: dict[str, Argument] = {
             name: torch.empty(shape, dtype=dtype)

@@ -99,13 +99,15 @@ def _record_rule(record_type: type) -> Rule:
 
 
 def _is_default(default: object, value: object) -> bool:
+    """Return whether a field's value has the type and the value of the field's default, so that JSON omits it."""
     if value is default or type(value) is not type(default):
         return value is default
     return not value if not default and type(default) is not float else repr(value) == repr(default)
 
 
 def read_part(part_name: object, read: Convert, data: JsonData) -> Any:
-    """Convert JSON to a part of a record; an error gets ``part_name``, unless it reports a missing operator."""
+    """Return ``read(data)``, a part of a record. An error becomes a `MalformedError` whose location begins with
+    ``part_name`` (``engines.0.name``), but a `MissingOperatorError` is raised unchanged."""
     try:
         return read(data)
     except MissingOperatorError:
@@ -118,6 +120,7 @@ def read_part(part_name: object, read: Convert, data: JsonData) -> Any:
 
 
 def _read_elements(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any, ...]:
+    """Convert each element of a JSON list by its own rule; an error gets the element's index."""
     return tuple(read_part(i, each.read, part) for i, (each, part) in enumerate(zip(rules, data, strict=False)))
 
 
@@ -137,7 +140,7 @@ def _checked_literal(data: JsonData, allowed: tuple[object, ...]) -> Any:
 
 
 def _union_rule(types: tuple[Any, ...]) -> Rule:
-    """Return the rule for a union: an optional type, plain types, which JSON distinguishes, or a layer's attributes."""
+    """Return the rule for a union: ``X | None``, plain types (``int | str``), or types that `json_values` converts."""
     rest = [kind for kind in types if kind is not type(None)]
     if len(rest) == 1:
         inner = rule_for_type(rest[0])

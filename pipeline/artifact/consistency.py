@@ -37,7 +37,8 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def check_weights(networks: Iterable[Network], manifest: Manifest) -> None:
-    """Raise an error if a network has a weight with neither a recipe nor a literal in the manifest."""
+    """Raise an error if the manifest neither contains the value of a network's weight (a literal) nor tells how to
+    compute it from parameters (a recipe)."""
     known = manifest.refit_map.keys() | manifest.literals.keys()
     for network in networks:
         if absent := [weight.name for weight in network.weights if weight.name not in known]:
@@ -45,7 +46,8 @@ def check_weights(networks: Iterable[Network], manifest: Manifest) -> None:
 
 
 def check_program(compiled: Compiled) -> None:
-    """Raise an error if networks do not match their segments, or if segments and buffers do not match the graph."""
+    """Raise an error if a network has more or fewer inputs or outputs than its segment, or if segments or buffers
+    contradict the graph."""
     values = {node.name: node.meta.get("val") for node in compiled.program.graph.nodes}
     checks = _segment_errors(compiled), _missing_value_errors(compiled, values), _type_mismatch_errors(compiled, values)
     if fault := next(chain(*checks), ""):
@@ -53,6 +55,7 @@ def check_program(compiled: Compiled) -> None:
 
 
 def _segment_errors(compiled: Compiled) -> Iterator[str]:
+    """Yield an error text for each segment that does not fit its network or the graph's nodes."""
     for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
         counts = len(segment.inputs), len(segment.outputs)
         if counts != (len(network.inputs), len(network.outputs)):
@@ -99,6 +102,7 @@ def _type_mismatch_errors(compiled: Compiled, node_values: Mapping[str, Any]) ->
 
 
 def _manifest_errors(manifest: Manifest) -> Iterator[str]:
+    """Yield an error text for each contradiction, such as a tensor without a dtype or an undeclared symbol."""
     ports = (*manifest.inputs, *(port for segment in manifest.segments for port in (*segment.inputs, *segment.outputs)))
     known = manifest.shapes.keys()
     for port in ports:
@@ -127,6 +131,7 @@ def _is_ordered_range(size_range: Range) -> bool:
 
 
 def _recipe_error(recipe: Recipe, parameter_names: Iterable[str]) -> str:
+    """Return what is wrong with a recipe (``reads 'x', which is not defined before it``); empty if it is valid."""
     known = {*parameter_names}
     for step in recipe.steps:
         if absent := [name for name in ref_names((step.args, tuple(v for _, v in step.kwargs))) if name not in known]:

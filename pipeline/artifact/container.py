@@ -107,7 +107,7 @@ class ContainerWriter(ChecksumWriter):
 
     def add_entry(self, name: str, parts: Iterable[memoryview | bytes], size: int, known_digest: str = "") -> str:
         """Write an entry, given in parts of ``size`` bytes in all; return the SHA-256 of its bytes in the file.
-        ``known_digest``: this SHA-256, if it is known and the entry is not text."""
+        ``known_digest``: this SHA-256, if the caller has it; never for ``.json`` entries, which are compressed."""
         entry = ZipEntry(name, self.entries[-1].end_offset if self.entries else 0, size)
         if name.endswith(TEXT) and self.text + size <= MOST_TEXT:
             self.text += size

@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 
 @frozen
 class EngineRequest:
-    """A request for an engine of a program: the order to build it, and its cache key. ``values``: the SHA-256 of each
-    refittable weight by name; a cached engine with this key may have other values."""
+    """A request for one engine of a program: what to build (``order``), and the key in the engine cache (``key``).
+    ``values``: the SHA-256 of each refittable weight by name. The key does not depend on them, so a cached engine may
+    have other values, and is then refitted."""
 
     order: BuildOrder
     handle: NetworkHandle = field(eq=False, repr=False)
@@ -80,6 +81,7 @@ class Cached:
 
     @store.validator
     def _check_store(self, _: object, store: object) -> None:
+        """Raise a `TypeError` if ``store`` is a class or lacks ``load`` or ``save``; attrs calls this validator."""
         if isinstance(store, type) or not isinstance(store, EngineStore):
             raise TypeError(f"store is {store!r}: expected an object with the methods load(key) and save(key, data)")
 
@@ -157,8 +159,9 @@ def engine_requests(converted: Converted) -> Iterator[EngineRequest]:
 
 
 def _binding_roles(program: Program, segment: Segment) -> dict[str, str]:
-    """Return the role of each engine input and output: a program input, size or output, or else its rank among other
-    inputs. A network orders inputs by use, so the network alone does not distinguish ``x - y`` from ``y - x``."""
+    """Return the role of each engine input and output by name: ``input 0``, ``size 1`` or ``output [0]`` of the
+    program; for other inputs ``inner 2``, numbered in graph order. A network orders inputs by use, so that without
+    roles the networks of ``x - y`` and ``y - x`` are equal."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
     given = {name: f"size {i}" for i, name in enumerate(program.shapes)}
     given |= {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
@@ -181,6 +184,7 @@ def _select_networks(converted: Converted, indices: Sequence[int]) -> Converted:
 
 
 def _map_to_entry_names(network_names: Sequence[str], entry_names: Sequence[str]) -> FrozenDict[str, str]:
+    """Map a network's names to a cached engine's, given in the same order; equal names are omitted."""
     if len(network_names) != len(entry_names):
         raise CorruptEntryError("the entry's engine has another number of inputs, outputs or weights than the network")
     return map_differing_names(network_names, entry_names)

@@ -88,10 +88,12 @@ def as_file_store(store: EngineStore) -> FileStore:
 
 
 def _to_cache_folder(folder: str | os.PathLike[str] | None) -> Path:
+    """Convert a folder argument to a path; None becomes ``engines`` in the user's cache folder."""
     return cache_folder("engines") if folder is None else Path(folder).expanduser()
 
 
 def _check_size_limit(_: object, __: object, size: object) -> None:
+    """Raise a `TypeError` unless ``size``, in bytes, is an int of at least 0; attrs calls this validator."""
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise TypeError(f"size is {size!r}: expected a number of bytes, such as 5 << 30 for 5 GiB")
 
@@ -202,7 +204,8 @@ class DiskStore:
             lock.release()
 
     def _evict_least_recently_used(self, newest: Path) -> None:
-        """Delete the least recently used entries until the rest fits, and partial files of killed processes."""
+        """Delete the least recently used entries until the rest fits, but not ``newest``; also delete the partial files
+        that killed processes left."""
         with self._hold_lock_file("all.lock"):
             found = self._matching_files(f"*{SUFFIX}")
             total = sum(stat.st_size for _, stat in found)

@@ -96,6 +96,7 @@ def _port_dtype(port: Port) -> torch.dtype:
 
 
 def _onnx_obstacles_of_outputs(compiled: Compiled) -> Iterator[str]:
+    """Yield why a model's outputs cannot be ONNX outputs: no engine computes one, or two are the same tensor."""
     computed = {port.name for port in compiled.partitioned.segments[0].outputs}
     names: dict[str, str] = {}
     for name, output in _named_result_outputs(compiled):
@@ -128,15 +129,16 @@ def _named_result_outputs(compiled: Compiled) -> Iterator[tuple[str, Output]]:
 
 
 def _named_output_ports(compiled: Compiled) -> list[Port]:
-    """Return the outputs as ports that have their names in the model."""
+    """Return the engine's output ports, each renamed to the name of the model's output that it computes."""
     computed = {port.name: port for port in compiled.partitioned.segments[0].outputs}
     rows = ((name, computed.get(output.value)) for name, output in _named_result_outputs(compiled))
     return [evolve(port, name=name) for name, port in rows if port is not None]
 
 
 def _onnx_model(compiled: Compiled, name: str, plan_or_path: bytes, *, embed_plan: bool) -> bytes:
-    """Return the bytes of an ONNX model that contains a plan, or the plan's relative path. The node has no attribute
-    ``source``: it would have to equal the name under which an application registers the provider."""
+    """Return the bytes of an ONNX model. Its only node contains the plan (``embed_plan``), or the plan's relative path.
+    The node's optional attribute ``source`` is omitted, since ONNX Runtime compares it with the name under which an
+    application registers the TensorRT provider."""
     require_package("onnx", "onnx")
     from onnx import TensorProto, checker, helper
 
@@ -174,7 +176,7 @@ def _relative_plan_path(plan: Path, model: Path) -> str:
     if place == file:
         raise ArtifactError(f"weights={str(plan)!r} is the ONNX file itself", 'pass another file, or weights="inside"')
     if plan.name.lower() in ("none", ""):
-        raise ArtifactError(f"weights={str(plan)!r} is not a file name", 'pass "inside", or a name as "model.plan"')
+        raise ArtifactError(f"weights={str(plan)!r} is not a file name", 'pass "inside", or for example "model.plan"')
     if not place.is_relative_to(file.parent):
         hint = "save the plan in that folder: ONNX Runtime reads no plans from other folders"
         raise ArtifactError(f"the engine plan {plan} is outside the folder of the ONNX file {model}", hint)

@@ -50,7 +50,7 @@ FUNCTIONS: Mapping[str, Any] = {
 
 
 def to_json(expr: Any) -> JsonData:
-    """Convert an int, float, bool or sympy expression to JSON; raise an `ArtifactError` for other functions."""
+    """Convert an int, float, bool or sympy expression to JSON; raise an `ArtifactError` for unknown functions."""
     if isinstance(expr, (bool, int, float)):
         return expr
     atom = next((write for kind, write in _ATOMS if isinstance(expr, kind)), None)
@@ -58,7 +58,7 @@ def to_json(expr: Any) -> JsonData:
         return atom(expr)
     name = type(expr).__name__
     if FUNCTIONS.get(name) is not type(expr):
-        raise ArtifactError(f"the symbolic size {expr} cannot be saved: files have no function {name}")
+        raise ArtifactError(f"the symbolic size {expr} cannot be saved: saved programs cannot have the function {name}")
     args = list(map(to_json, expr.args))
     return [name if expr.func(*expr.args) == expr else f"{name}!", *args]
 
@@ -101,19 +101,21 @@ def _expression_from_json(data: JsonData) -> Any:
 
 @lru_cache(1024)
 def _symbol_from_json(name: str = "", *assumptions: str) -> sympy.Symbol:
+    """Return a sympy symbol with these assumptions: ``_symbol_from_json("s0", "integer", "positive")``."""
     if not NAME.fullmatch(name) or not {*assumptions} <= {*ASSUMPTIONS}:
         raise ArtifactError(f"{name[:80]!r} is not a symbol of a size such as s0")
     return sympy.Symbol(name, **dict.fromkeys(assumptions, True))
 
 
 class _BitBound:
-    """Compute an upper bound, in bits, for the values in an expression before sympy builds it; a symbol is an int64.
-    Only powers can turn a small file into huge values."""
+    """Compute an upper bound for the bits of every value in an expression, before sympy builds the expression, since
+    powers let a small file request huge numbers. A symbol counts as 64 bits."""
 
     def __init__(self) -> None:
         self.nodes = 0
 
     def max_bits(self, data: JsonData, depth: int) -> float:
+        """Return an upper bound for the bits of an expression's values; refuse more than ``depth`` nested levels."""
         self.nodes += 1
         if isinstance(data, (bool, int, float)):
             if abs(data) >= LARGEST:

@@ -32,8 +32,9 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 @frozen
 class SavedNode:
-    """A graph node in a file. ``calls``: whether `load` looks its target up; ``value``: the type of its result as JSON;
-    ``module``: the path of the module whose forward contains the node; ``where``: the user's source line."""
+    """A graph node in a file. ``calls``: whether `load` looks up the operator named ``target``; False for nodes in
+    engines, which TensorRT runs. ``value``: the type of the node's result as JSON; ``module``: the path of the module
+    whose forward contains the node; ``where``: the user's source line."""
 
     name: str
     op: str
@@ -73,12 +74,13 @@ def save_graph(
         elif isinstance(value, torch.Tensor):
             held[target] = tensors.add(path, value)
         else:
-            raise ArtifactError(f"{path} cannot be saved: it is {kind_of(value)}, not a tensor or a graph")
+            raise ArtifactError(f"attribute {path} cannot be saved: it is {kind_of(value)}, not a tensor or a graph")
     return SavedGraph(rows, tuple(graphs.items()), tuple(held.items()))
 
 
 def _save_node(node: torch.fx.Node, *, calls_target: bool) -> SavedNode:
-    """Convert a graph node to its row in the file. If ``calls_target`` is False, its arguments may have any type."""
+    """Convert a graph node to a `SavedNode`. If ``calls_target`` is False, since the node runs in an engine, arguments
+    that have no JSON form are saved as text."""
     write = json_values.to_json if calls_target else _to_json_or_text
     target = str(node.target)
     if node.op == "call_function":
@@ -95,6 +97,7 @@ def _save_node(node: torch.fx.Node, *, calls_target: bool) -> SavedNode:
 
 
 def _to_json_or_text(value: object) -> JsonData:
+    """Convert a value to JSON; if its type cannot be saved, return its text instead (``str(value)``)."""
     try:
         return json_values.to_json(value)
     except ArtifactError:
@@ -172,10 +175,10 @@ def _parent_and_attribute_name(root: torch.nn.Module, path: str) -> tuple[torch.
             root.add_module(part, torch.nn.Module())
         found = root._modules.get(part)
         if found is None or isinstance(found, torch.fx.GraphModule):
-            raise MalformedError(f"{path[:60]!r} is not the path of an attribute")
+            raise MalformedError(f"{path[:60]!r} is not the path of an attribute: {part[:60]!r} cannot contain it")
         root = found
     if not _PATH.fullmatch(path) or hasattr(root, name):
-        raise MalformedError(f"{path[:60]!r} is not the path of an attribute")
+        raise MalformedError(f"{path[:60]!r} is not the path of an attribute: it is malformed or used twice")
     return root, name
 
 
@@ -216,6 +219,7 @@ class NodeBuilder:
         self.env[row.name] = node
 
     def resolve_node_name(self, argument: object) -> Argument:
+        """Return the graph node that a `NodeName` refers to; return any other argument unchanged."""
         if not isinstance(argument, NodeName):
             return argument
         if argument.name not in self.env:
@@ -245,11 +249,11 @@ class NodeBuilder:
         if schema is not None and (why := _argument_mismatch(schema, len(args), kwargs)):
             raise MalformedError(f"the operator {row.target} {why}")
         if (size := min_bytes_to_fill(target, args, kwargs)) > (most := self.reader.most):
-            raise MalformedError(f"a node creates {size} bytes, and the file declares tensors of at most {most} bytes")
+            raise MalformedError(f"a node creates a tensor of {size} bytes, but the file declares at most {most} bytes")
         if isinstance(target, HigherOrderOperator):
             count = op_names.GRAPHS[target.name()]
             given = args[1:] if target.name() == "cond" else args
             nodes = [value for value in given[:count] if isinstance(value, torch.fx.Node) and value.op == "get_attr"]
             if len(given) <= count or len(nodes) < count or any(node.target not in self.graphs for node in nodes):
-                raise MalformedError(f"a call of {row.target} needs {count} graphs of the file as arguments")
+                raise MalformedError(f"a call of {row.target} needs {count} inner graphs of the file as arguments")
         return target

@@ -112,7 +112,7 @@ class SharedFile:
             return self.file.read(max(0, min(size, self.size - offset)))
 
     def sha256(self, offset: int, size: int) -> str:
-        """Return the SHA-256 of ``size`` bytes, or fewer if the file ends. They are not mapped, to save memory."""
+        """Return the SHA-256 of ``size`` bytes from ``offset``, or fewer if the file ends, without mapping the file."""
         sha256, piece = hashlib.sha256(), memoryview(bytearray(min(size, PIECE)))
         while size > 0:
             with self.lock:

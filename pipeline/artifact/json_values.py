@@ -30,7 +30,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 
 @frozen
 class NodeName:
-    """The name of a graph node, as an argument of another node before the graph is built."""
+    """The name of a graph node among another node's arguments, until the graph is built and has the node itself."""
 
     name: str
 
@@ -84,11 +84,12 @@ def _read_shape(data: JsonData) -> torch.Size:
 
 
 def _read_constant(data: JsonData) -> Constant:
+    """Convert JSON such as ``["float32", [1.0, 2.0]]`` to a constant tensor."""
     dtype, numbers = _as_list(data, 2)
     try:
         return Constant(torch.tensor(from_json(numbers), dtype=torch_attribute(torch.dtype, dtype)))
     except (TypeError, ValueError, RuntimeError):
-        raise MalformedError(f"expected the numbers of a constant, not {str(numbers)[:60]!r}") from None
+        raise MalformedError(f"expected the numbers of a constant tensor, not {str(numbers)[:60]!r}") from None
 
 
 def _as_list(data: JsonData, count: int) -> list[JsonData]:
@@ -98,6 +99,7 @@ def _as_list(data: JsonData, count: int) -> list[JsonData]:
 
 
 def _read_dict(data: JsonData) -> dict[Any, Any]:
+    """Convert a JSON list of pairs, ``[[key, value], …]``, to a dict."""
     rows = [_as_list(row, 2) for row in (data if isinstance(data, list) else [None])]
     try:
         return {from_json(key): from_json(value) for key, value in rows}
@@ -154,6 +156,7 @@ def to_json(value: object) -> JsonData:
 
 @cache
 def _key_and_writer(kind: type) -> tuple[str, Callable[[object], JsonData]]:
+    """Return the JSON key for values of a type, such as ``dtype``, and the function that converts a value."""
     for kinds, name, write, _ in _JSON_KINDS:
         if issubclass(kind, kinds):
             return name, write

@@ -79,7 +79,7 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     library = str(data.get("library"))
     found = [each.load() for each in entry_points(group="pipeline.saved", name=library)]
     if not found:
-        why = f"{place} is a language model of {library[:40]}, and no installed entry point of pipeline.saved loads it"
+        why = f"{place} is a language model of {library[:40]}, for which pipeline's loader is not installed"
         raise ArtifactError(why, "install pipeline again (pip install . in its checkout)")
     with raise_as_altered_file(str(place)):
         made: Compiled = found[0](compiled, data, lambda n: load_program(place.with_name(Path(n).name), operators))
@@ -87,7 +87,7 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
 
 
 def load_program(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compiled:
-    """Load a program as `load` does, but a language model as its decoder's program; warn if there is no GPU."""
+    """Load a program as `load` does, but of a language model only the decoder; warn if there is no GPU."""
     if isinstance(operators, str):
         raise TypeError(f'operators is a str: expected a set of operator namespaces: pass {{"{operators}"}}')
     compiled = load_without_warning(path, frozenset(operators))
@@ -167,15 +167,16 @@ class Loader:
         return compiled
 
     def check_recipes(self) -> None:
-        """Raise an error if a recipe calls an operator that files must not call, or computes too large a tensor."""
+        """Raise an error if a recipe (the steps that compute a constant from parameters) calls an operator that files
+        must not call, or creates too large a tensor."""
         manifest = self.manifest
         recipes = [*manifest.constants.values(), *manifest.refit_map.values()]
         for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
             read_part("a weight's recipe", lambda name: op_names.find_allowed_operator(name, self.libraries), target)
         size = largest_nbytes(recipes, {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()})
         if size > self.most:
-            limit = f"the file declares tensors of at most {self.most} bytes"
-            raise MalformedError(f"computing a weight creates a tensor of {size} bytes, and {limit}")
+            limit = f"the file declares at most {self.most} bytes for a computed tensor"
+            raise MalformedError(f"computing a weight creates a tensor of {size} bytes, but {limit}")
 
     def read_entry(self, entry_name: str, record_type: type[T]) -> T:
         data = self.reader.read(entry_name, self.expected_digest(entry_name))
@@ -221,12 +222,14 @@ class Loader:
         return lambda each: (inside if each.key in inside.rows else beside)(each)
 
     def map_separate_weights(self) -> MappedTensors:
-        """Return the tensors of the weights file; without values if it is missing or weights were not saved."""
+        """Return the tensors of the separate weights file; meta tensors if it is missing or weights were not saved."""
         kept, beside = self.manifest.weights, self.path.parent / self.manifest.weights.file
         if kept.file and beside.is_file():
             with open_program_file(beside) as file:
                 if (shared := SharedFile(file)).size != kept.size or shared.sha256(0, kept.size) != kept.sha256:
-                    raise ArtifactError(f"{beside} has other weights than those saved for {self.path}", "save again")
+                    raise ArtifactError(
+                        f"{beside} has other weights than those saved for {self.path}", "save both files again"
+                    )
                 same = lambda again: SharedFile(again).sha256(0, kept.size) == kept.sha256  # noqa: E731
                 self.opened = (*self.opened, _keep_open(file, beside, same))
                 return self.map_tensors(file, 0, kept.size)
@@ -245,6 +248,7 @@ class Loader:
         return FileWeights(found, self.opened, self.manifest.call, self.missing)
 
     def verdicts(self) -> FrozenDict[str, Verdict]:
+        """Return, by node name, whether and how each node can be converted; placeholders replace converters."""
         rows = ((v, placeholder_choice(v.converter) if v.supported else None) for v in self.manifest.verdicts)
         return FrozenDict({k.node: Verdict(k.node, k.target, choice, k.reasons, k.where) for k, choice in rows})
 
@@ -292,9 +296,11 @@ class Loader:
 
 class _Describer(Loader):
     """A loader for `inspect` that runs no operators, recipes or graphs of the file, not even on fake tensors. Tensors
-    have no values; names represent missing operators. Only ranges of sizes are computed, at a bounded cost."""
+    are meta tensors; an operator that this process lacks is represented by its name. Of all expressions only the ranges
+    of sizes are computed, at a bounded cost."""
 
     def tensor_reader(self) -> Callable[[SavedTensor], torch.Tensor]:
+        """Check engines and weights against their digests; return a reader of meta tensors (without values)."""
         for each in self.verified.values():
             each.result()
         self.missing = f"{self.path} was described, not loaded"
@@ -304,9 +310,11 @@ class _Describer(Loader):
         """Do nothing: a description needs no recipes."""
 
     def build_source_program(self, program: Program) -> Program | None:
+        """Return None: a description does not need the program before `decompose`."""
         return None
 
     def build_graph(self, graph: SavedGraph) -> torch.fx.GraphModule:
+        """Build a graph; if this process lacks a node's operator, the node's target is the operator's name."""
         module = super().build_graph(_without_operator_lookups(graph))
         for node, row in zip(module.graph.nodes, graph.nodes, strict=True):
             if row.calls and row.op == "call_function":
@@ -315,6 +323,7 @@ class _Describer(Loader):
 
 
 def _without_operator_lookups(graph: SavedGraph) -> SavedGraph:
+    """Return a graph with ``calls=False`` in every node, so that building it looks up no operators."""
     inner = tuple((path, _without_operator_lookups(each)) for path, each in graph.graphs)
     return evolve(graph, nodes=tuple(evolve(row, calls=False) for row in graph.nodes), graphs=inner)
 
@@ -326,6 +335,7 @@ def _keep_open(file: BinaryIO, path: Path, has_same_bytes: Callable[[BinaryIO], 
 
 
 def _check_parts_match(compiled: Compiled, reader: ContainerReader) -> None:
+    """Raise an error if a loaded program's networks, engines, inputs, outputs and graph contradict each other."""
     program, segments = compiled.program, compiled.partitioned.engine_segments
     users = [output for output in program.outputs if output.kind == "user"]
     kinds = [child.type for child in child_specs(program.in_spec)]
@@ -349,7 +359,8 @@ def _check_parts_match(compiled: Compiled, reader: ContainerReader) -> None:
 
 @contextmanager
 def raise_as_altered_file(file_name: str) -> Iterator[None]:
-    """Return a context that turns errors of Python into the error that the file was altered: its parts do not fit."""
+    """Return a context that turns errors such as `KeyError` and `TypeError`, which contradictions in the file cause,
+    into an `ArtifactError`: the file is truncated or was altered."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError) as error:

@@ -56,7 +56,8 @@ class SavedEngine:
 @frozen
 class SavedWeights:
     """Where a program's tensors are saved: in this file (``entry``), in another file (``file``, its size and SHA-256),
-    or nowhere. ``others``: the entry has only constants of the model's code, not the model's weights."""
+    or nowhere. ``others``: True if ``entry`` has only constants of the model's code, and the model's weights are in
+    ``file`` or were not saved."""
 
     entry: str = ""
     file: str = ""

@@ -22,7 +22,9 @@ def open_program_file(path: Path) -> BinaryIO:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror}", "pass a file of compiled.save") from None
+        raise ArtifactError(
+            f"{path} cannot be read: {error.strerror}", "pass a file that compiled.save(path) wrote"
+        ) from None
 
 
 def read_manifest(reader: ContainerReader) -> Manifest:

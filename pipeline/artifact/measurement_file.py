@@ -38,7 +38,8 @@ def _check_milliseconds(_: object, field: object, value: Any) -> None:
 
 @frozen
 class MeasurementRow:
-    """The milliseconds of ``key`` in TensorRT and in PyTorch (None: it cannot run there), with GPU and versions."""
+    """The milliseconds of a program or engine in TensorRT, and in PyTorch (None: not measured), on a GPU with versions
+    of libraries. ``key``: the digest of the program or network and of the settings that affect times."""
 
     key: str = field(validator=validators.matches_re("[0-9a-f]{64}"))
     gpu: str
@@ -65,8 +66,8 @@ class MeasurementTable:
 
 @frozen
 class MeasurementFile:
-    """A store of measurements in a file that processes can share: at the given path, or in the user's cache folder. If
-    the file is unreadable, this is logged and the file stays unchanged."""
+    """A file with measured times of engines and of PyTorch, which processes can share: at the given path, or in the
+    user's cache folder. If the file is unreadable, this is logged and the file stays unchanged."""
 
     given: Path | None = None
 

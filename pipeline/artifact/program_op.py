@@ -44,7 +44,8 @@ _LOADED: Final[weakref.WeakKeyDictionary[torch.UntypedStorage, CompiledModule]] 
 
 
 class OperatorCall:
-    """What a trace needs to call a compiled module as an operator, computed before the trace."""
+    """A callable that torch.compile and torch.export trace as one call of the operator ``pipeline::run``, which runs
+    the compiled module. The constructor computes before the trace what the call needs."""
 
     def __init__(self, module: ProgramModule, compiled: Compiled) -> None:
         program: Program = module.program
@@ -70,7 +71,8 @@ class OperatorCall:
 
 
 def _input_kind(port: Port) -> str:
-    """Return how the operator receives an input. Constant tensors are passed, too, since each call checks them."""
+    """Return ``tensor`` or ``symint`` for an input that the operator receives among its tensors or sizes; else another
+    kind. Constant tensors are passed, too, since each call checks them."""
     return "tensor" if isinstance(port.value, Constant) else port.kind
 
 
@@ -94,7 +96,7 @@ def _is_tensor_and_constant(node_values: Mapping[str, Argument], output: Output)
 
 
 def _call_facts_json(program: Program, node_values: Mapping[str, Argument], module_key: str) -> str:
-    """Return the JSON for the fake implementation: the module's key, sizes of inputs, dtypes and sizes of results."""
+    """Return JSON for the argument ``facts``: the module's key, sizes of inputs, dtypes and sizes of results."""
     tensors = [
         [to_json(size) for size in (port.value.value.shape if isinstance(port.value, Constant) else port.shape)]
         for port in program.inputs
@@ -111,7 +113,7 @@ def _save_bytes(call: OperatorCall) -> torch.Tensor:
     compiled = call.compiled()
     if compiled is None:
         hint = "keep a reference to the result of pipeline.default()(…) or pipeline.load until torch.export returns"
-        raise ArtifactError("torch.export has to save the compiled program of a module, but it was deleted", hint)
+        raise ArtifactError("torch.export has to save the program of a compiled module, but the program is gone", hint)
     with _disable_current_modes(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.trtp"
         save(compiled, path)
@@ -133,6 +135,7 @@ def run(
 
 @lru_cache(maxsize=256)
 def _module_key_in_facts(facts_json: str) -> str:
+    """Return the key of the compiled module, from the JSON in the operator's argument ``facts``."""
     return str(json.loads(facts_json)["key"])
 
 
@@ -189,6 +192,7 @@ def _eval_size(expr: Argument, known_sizes: dict[Argument, Argument]) -> Argumen
 
 @lru_cache(maxsize=64)
 def _parse_sizes(facts: str) -> tuple[list[list[Argument]], list[Argument], list[tuple[torch.dtype, list[Argument]]]]:
+    """Return from the JSON ``facts``: shapes of input tensors, size inputs, and dtypes and shapes of results."""
     data = json.loads(facts)
     results = [(getattr(torch, dtype), [from_json(size) for size in shape]) for dtype, shape in data["results"]]
     return [[from_json(s) for s in shape] for shape in data["tensors"]], [from_json(s) for s in data["sizes"]], results

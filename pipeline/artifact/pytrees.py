@@ -123,6 +123,7 @@ def to_json(spec: Spec) -> JsonData:
 
 
 def _class_to_json(spec: Spec) -> dict[str, JsonData]:
+    """Convert the class of a pytree node to JSON: its name, kind and field names, and its pytree context."""
     shape = spec.context if spec.type is Record else _record_shape(spec)
     named = {"class": shape.cls, "kind": shape.kind, "names": list(shape.names), "absent": list(shape.absent)}
     try:
@@ -132,6 +133,7 @@ def _class_to_json(spec: Spec) -> dict[str, JsonData]:
 
 
 def _record_shape(spec: Spec) -> RecordShape:
+    """Return the name of a pytree node's class, its kind, and its field names if the node has them."""
     context, count = spec.context, spec.num_children
     kind = context if spec.type is namedtuple else spec.type
     name = f"{kind.__module__}:{kind.__qualname__}"
@@ -147,6 +149,7 @@ def _record_shape(spec: Spec) -> RecordShape:
 
 
 def _are_field_names(context: object, count: int) -> bool:
+    """Return whether a pytree node's context is a list or tuple of ``count`` strings."""
     return isinstance(context, (list, tuple)) and len(context) == count and all(isinstance(n, str) for n in context)
 
 
@@ -167,6 +170,7 @@ def from_json(data: JsonData) -> Any:
 
 
 def _context_from_json(kind: str, data: JsonData, child_count: int) -> Any:
+    """Return the pytree context of a container, such as the keys of a dict; ``kind`` is the container's type."""
     context = values.from_json(data)
     if kind == "deque":
         wrong = context is not None and type(context) is not int
@@ -188,6 +192,7 @@ def _is_hashable(value: object) -> bool:
 
 
 def _defaultdict_context_from_json(data: JsonData, child_count: int) -> Any:
+    """Return the pytree context of a defaultdict: its default factory, and the list of its keys."""
     if not isinstance(data, list) or len(data) != 2 or (data[0] is not None and str(data[0]) not in FACTORIES):
         raise MalformedError(f"expected a default factory and the keys of a defaultdict, not {str(data)[:60]!r}")
     return [FACTORIES.get(str(data[0])), _context_from_json("dict", data[1], child_count)]
@@ -205,6 +210,7 @@ def _class_and_context_from_json(data: Mapping[str, JsonData], child_count: int)
 
 
 def _record_shape_from_json(data: Mapping[str, JsonData], child_count: int) -> RecordShape:
+    """Convert JSON from `_class_to_json` to a `RecordShape`; raise an error if the number of fields is wrong."""
     cls, kind, names, absent = (data.get(key) for key in ("class", "kind", "names", "absent"))
     lists = isinstance(names, list) and isinstance(absent, list) and all(isinstance(n, str) for n in [*names, *absent])
     if not lists or not isinstance(cls, str) or kind not in ("namedtuple", "mapping", "object"):

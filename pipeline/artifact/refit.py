@@ -70,6 +70,7 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
 
 
 def _weights_computed_from(parameter_names: Set[str], compiled: Compiled) -> set[str]:
+    """Return the names of the engine weights that are computed from these parameters."""
     return {name for name, recipe in compiled.refit_map.items() if not parameter_names.isdisjoint(recipe.parameters)}
 
 
@@ -170,8 +171,8 @@ def _tensor_attribute(module: torch.nn.Module, path: str) -> torch.Tensor | None
 
 
 def missing_weight_reasons(new: Mapping[str, torch.Tensor], weights: Weights, program: Program) -> dict[str, str]:
-    """Return the weights that a module or export lacks, with the reason. A mapping may lack weights, unless the program
-    has no compiled value to keep."""
+    """Return the weights that ``new`` lacks, with the reason. A mapping may omit weights, except those that the program
+    was loaded without, or that were changed in place after compiling."""
     absent = [name for name in program.parameters if name not in new]
     if isinstance(weights, Mapping):
         tied = {other for names in tied_names(program.parameters) if new.keys() & names for other in names}
@@ -210,6 +211,7 @@ def tied_names(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
 
 
 def _tied_weight_conflicts(new_weights: Mapping[str, torch.Tensor], program: Program) -> dict[str, str]:
+    """Return the names of tied weights that were passed with different values, each with the reason."""
     groups = ([name for name in names if name in new_weights] for names in tied_names(program.parameters))
     return {
         name: f"it differs from {first}, and the two are one tensor in the compiled program"
@@ -254,7 +256,8 @@ def _replacement_obstacle(new: object, old: torch.Tensor) -> str:
 
 
 def _refit_engines(compiled: Compiled, partitioned: Partitioned, changed: Collection[str]) -> Compiled:
-    """Refit all engines with every weight, including constants, since TensorRT combines weights."""
+    """Refit all engines. Each gets all of its weights, including unchanged ones and constants, since TensorRT combines
+    weights. ``changed``: the names of weights with new values; it is an error if TensorRT cannot set one of these."""
     parameters = partitioned.program.parameters
     engines: list[Engine] = []
     for engine, network in zip(compiled.engines, compiled.networks, strict=True):

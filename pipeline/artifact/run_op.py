@@ -23,6 +23,7 @@ def run(
 def _fake_run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
+    """Return uninitialized results of the right shapes: the fake implementation of ``pipeline::run``."""
     from pipeline.artifact import program_op
 
     return program_op.empty_results(inputs, sizes, facts)

@@ -87,7 +87,8 @@ def _check_weights_location(weights: StrPath) -> str:
     given = os.fspath(weights)
     if given not in (INSIDE, NONE) and given.lower() in (INSIDE, NONE, ""):
         raise ArtifactError(
-            f"weights={given!r} is not a place for weights", 'pass "inside", "none", or the path of a file'
+            f"weights={given!r} is neither a path nor the word 'inside' or 'none'",
+            'pass "inside" or "none" in lower case, or a path',
         )
     return given
 
@@ -206,7 +207,7 @@ def _save_source(program: Program, tensors: TensorsToSave) -> SavedSource | None
 
 
 def _largest_computed_bytes(compiled: Compiled) -> int:
-    """Return the bytes of the largest computed constant; 0 if it is so small that files need not state it."""
+    """Return the bytes of the largest computed constant; 0 if `load` accepts it without a declaration."""
     program = compiled.program
     engines = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
     parameters = {name: (t.dtype, tuple(t.shape)) for name, t in program.parameters.items()}
@@ -233,6 +234,7 @@ def _current_versions(program: Program) -> Versions:
 
 
 def _weight_to_save(program: Program, name: str) -> torch.Tensor:
+    """Return a parameter's tensor; raise an error if it was changed in place after compiling."""
     tensor = program.parameters[name]
     if tensor_version(tensor) != program.versions.get(name, tensor_version(tensor)):
         raise ArtifactError(

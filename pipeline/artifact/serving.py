@@ -175,10 +175,12 @@ def _config_lines(config: ServeConfig) -> Iterator[str]:
 
 
 def _parameter_text(key: str, value: str) -> str:
+    """Return a ``parameters`` entry of Triton's config.pbtxt as text."""
     return f"parameters {{ key: {_quote(key)} value: {{ string_value: {_quote(value)} }} }}"
 
 
 def _quote(value: str) -> str:
+    """Return a quoted string for config.pbtxt; quotes, backslashes, and all but printable ASCII are escaped."""
     plain = (c if " " <= c <= "~" and c not in '"\\' else "".join(f"\\{b:03o}" for b in c.encode()) for c in value)
     return f'"{"".join(plain)}"'
 

@@ -18,7 +18,8 @@ PLACES = ("engine_cache_dir", "measurements", "runtime_cache")
 
 
 class SavedPredicate:
-    """A placeholder for a predicate or a missing operator in a loaded file; it prints as the name."""
+    """A placeholder in a loaded program's ``torch_executed_ops`` for a predicate, or for an operator that this process
+    lacks. It has only the name, which `entry_name` returns."""
 
     def __init__(self, name: str) -> None:
         self.__module__, _, self.__qualname__ = name.rpartition(".")
@@ -39,6 +40,7 @@ def to_json(settings: CompilationSettings) -> FrozenDict[str, JsonData]:
 
 
 def _executed_op_to_json(entry: object) -> object:
+    """Convert an entry of ``torch_executed_ops`` to JSON: a str, or ``{"operator": …}`` or ``{"predicate": …}``."""
     if isinstance(entry, str):
         return entry
     if isinstance(entry, SavedPredicate):
@@ -63,6 +65,7 @@ def from_json(rows: Mapping[str, object]) -> CompilationSettings:
 
 
 def _executed_op_from_json(data: JsonData) -> Any:
+    """Convert JSON to an entry of ``torch_executed_ops``; predicates and missing operators become placeholders."""
     if isinstance(data, str):
         return data
     kind, name = next(iter(data.items())) if isinstance(data, dict) and len(data) == 1 else ("", "")

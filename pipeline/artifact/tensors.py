@@ -129,7 +129,8 @@ class MappedTensors:
             raise ArtifactError(f"the file declares tensor {saved.key}, but does not contain it")
         low, high = offsets
         if high - low != saved.nbytes or self.start + high > len(self.memory):
-            raise ArtifactError(f"tensor {saved.key} has not the size of {dtype_name(saved.dtype)}{list(saved.shape)}")
+            kind = f"{dtype_name(saved.dtype)}{list(saved.shape)}"
+            raise ArtifactError(f"the file does not contain the {saved.nbytes} bytes of tensor {saved.key}, {kind}")
         if not saved.nbytes:
             return torch.empty(saved.shape, dtype=saved.dtype)
         count, at = math.prod(saved.shape), self.start + low

@@ -58,6 +58,7 @@ class TritonPythonModel:
         return [v.shape[1:] for v in values.values()] if self.batched else id(request)
 
     def _outputs_of(self, rows: list[dict[str, Leaf]]) -> list[dict[str, Leaf]]:
+        """Run the program once on all requests, joined to a batch; return each request's outputs by name."""
         with torch.cuda.device(self.device):
             if len(rows) == 1:
                 return [called_by_name(self.compiled.program, self.module, rows[0])]
@@ -68,6 +69,7 @@ class TritonPythonModel:
             return [{name: part[i] for name, part in parts.items()} for i in range(len(rows))]
 
     def _to_triton(self, found: dict[str, Leaf]) -> list[Leaf]:
+        """Convert a request's outputs, by name, to Triton's tensors, in the order of config.pbtxt."""
         rows = ((name, sent(found[name])) for name in self.outputs)
         return [
             pb_utils.Tensor(name, value.numpy())

@@ -18,7 +18,8 @@ def build_without_duplicates(
     weights: Sequence[Mapping[str, torch.Tensor]],
     build: Callable[[Sequence[int]], Iterable[Engine]],
 ) -> Iterable[Engine]:
-    """Return an engine for each network; equal networks share one. ``build`` builds the engines of some indices."""
+    """Return an engine for each network, in order; equal networks share one. ``build`` takes the indices of the
+    networks to build, and returns their engines."""
     if len(orders) == 1:
         return build([0])
     forms = [canonical(order.network, order.sizes) for order in orders]

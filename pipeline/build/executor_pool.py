@@ -60,6 +60,7 @@ def _check_plan(job: Job, result: Plan | PlanWithBytes) -> Plan:
 
 
 def _submit(executor: Executor, job: Job, work: Callable[[], object]) -> Future[object]:
+    """Submit ``work``, the build of the job's engine, to an executor; raise a `BuildError` if it is refused."""
     try:
         future: object = executor.submit(work)
     except RuntimeError as error:
@@ -71,6 +72,7 @@ def _submit(executor: Executor, job: Job, work: Callable[[], object]) -> Future[
 
 
 def _wait_for_result(future: Future[object], futures: Mapping[Future[object], Job]) -> Plan | PlanWithBytes | None:
+    """Return what a build returned; raise a `BuildError` if it failed. ``futures``: all builds with their jobs."""
     name = futures[future].order.name
     try:
         plan = future.result()
@@ -97,4 +99,5 @@ _ENDED = (
 
 
 def _is_built(future: Future[object]) -> bool:
+    """Return whether a build has ended without an error."""
     return future.done() and not future.cancelled() and future.exception() is None

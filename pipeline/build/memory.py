@@ -72,6 +72,7 @@ class MemoryMappedWeights:
             self.file.close()  # the mapping stays valid
 
     def drop_pages(self) -> None:
+        """Drop the file's pages from this process's memory; a later read loads them again."""
         drop_pages(self.mapping)
 
 
@@ -82,6 +83,7 @@ def drop_pages(mapping: bytes | mmap.mmap | None) -> None:
 
 
 def _aligned_size(size: int) -> int:
+    """Round a number of bytes up to a multiple of 4096, as tensors in the file start at such offsets."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 

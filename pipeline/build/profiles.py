@@ -46,6 +46,7 @@ def symbols_in(program: Program, segment: Segment) -> Symbols:
 
 
 def _make_profile(ports: list[Port], symbols: Symbols | None) -> Profile:
+    """Return the min, opt and max sizes of ports; ``symbols``: ranges of symbols (None: the ports' own ranges)."""
     rows = [(port.name, port.ranges if symbols is None else _ranges(port, symbols)) for port in ports]
     return Profile(
         tuple((n, tuple(r.min for r in of), tuple(r.opt for r in of), tuple(r.max for r in of)) for n, of in rows)

@@ -41,10 +41,11 @@ Index: TypeAlias = Mapping[str, StoredWeight]
 
 @define(eq=False)
 class RemoteBuild:
-    """A picklable build of a network. In the process that created it, ``handle`` is the network itself.
+    """A network that can be pickled, so that another process can build its engine. In the process that created it,
+    ``handle`` is the network itself.
 
-    The first pickling writes the weights to ``path``. In other processes, `open_network` maps it and builds the network
-    again. All processes of a machine share the mapped pages, so that the weights are in memory only once.
+    The first pickling writes the weights to ``path``. In other processes, `open_network` maps this file and builds the
+    network again. All processes of a machine share the mapped pages, so that the weights are in memory only once.
     """
 
     network: Network
@@ -83,7 +84,8 @@ def can_read_weights(path: Path, index: Index) -> bool:
 
 
 def store(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, str] = MappingProxyType({})) -> Index:
-    """Write weights to a file in order, without copies; 4-bit values are converted to the dtype that networks use."""
+    """Write weights to a file in order, without copies, and return where each is. ``dtypes``: by weight name, the dtype
+    that the network uses, such as ``int4``, where it is not the tensor's."""
     index: dict[str, StoredWeight] = {}
     with report_full_disk("the weights of a network", sum(t.nbytes for t in weights.values())), path.open("wb") as file:
         for name, tensor in weights.items():

@@ -169,6 +169,7 @@ def _rename_duplicate(handle: NetworkHandle, plan_names: dict[str, str], message
 
 @contextmanager
 def _restore_names_at_exit(net: trt.INetworkDefinition, plan_names: Mapping[str, str]) -> Iterator[None]:
+    """Return a context that ends by giving tensors their old names; ``plan_names`` maps old names to new ones."""
     try:
         yield
     finally:
@@ -201,6 +202,7 @@ def _call_repeatedly(action: Callable[[], object]) -> Iterator[None]:
 
 
 def _write_plan(handle: NetworkHandle, config: trt.IBuilderConfig, plan: PlanFile) -> bool:
+    """Build the network with TensorRT and write its plan to a file; return whether TensorRT could build it."""
     if handle.nbytes > STREAMED:
         return bool(handle.builder.build_serialized_network_to_stream(handle.net, config, plan))
     built = handle.builder.build_serialized_network(handle.net, config)
@@ -255,6 +257,7 @@ def map_file(path: Path) -> mmap.mmap:
 def _builder_config(
     builder: trt.Builder, order: BuildOrder, plan_names: Mapping[str, str], monitor: Monitor
 ) -> trt.IBuilderConfig:
+    """Return TensorRT's builder configuration; ``plan_names``: the new names of renamed inputs and outputs."""
     config, settings = builder.create_builder_config(), order.settings
     streams = settings.weight_streaming_budget is not None
     wanted = {"VERSION_COMPATIBLE": settings.version_compatible, "WEIGHT_STREAMING": streams}
@@ -283,6 +286,7 @@ def _builder_config(
 def _add_profile(
     builder: trt.Builder, config: trt.IBuilderConfig, order: BuildOrder, ranges: Profile, plan_names: Mapping[str, str]
 ) -> None:
+    """Add the optimization profile ``ranges`` to ``config``; ``plan_names``: the new names of renamed inputs."""
     profile = builder.create_optimization_profile()
     for name, low, opt, high in ranges.ranges:
         set_range = profile.set_shape_input if name in order.sizes else profile.set_shape

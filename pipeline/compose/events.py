@@ -101,6 +101,7 @@ class Run:
 
 @contextmanager
 def _send_reports_to(notify: Callable[[Event], None] | None, stage: str) -> Iterator[None]:
+    """Return a context in which the progress of ``stage``, from `report`, goes to ``notify``; None discards it."""
     tokens = _progress.set(notify), _stage.set(stage)
     try:
         yield

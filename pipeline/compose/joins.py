@@ -78,7 +78,7 @@ def check_adjacent_stages(stages: Sequence[AnyStage]) -> None:
     """Raise an error if two stages have the same name, or if a stage does not accept the previous stage's result."""
     names = [stage.name for stage in stages]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        instead = 'exchange the first with replace(), or rename one with @stage(name="…")'
+        instead = 'exchange the first with .replace(name, stage), or rename one with @stage(name="…")'
         raise ValueError(f"two of the stages {', '.join(names)} have the name {twice[0]!r}: {instead}")
     for before, after in pairwise(stages):
         if not accepts_type(after.takes, before.gives):

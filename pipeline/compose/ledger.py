@@ -69,7 +69,7 @@ def _table_cells(entry: StageCost) -> tuple[str, ...]:
 
 
 def weight_bytes_by_holder(record: object) -> Iterator[tuple[str, int]]:
-    """Yield the bytes of weights in a stage's record, by holder; nothing for a record without weights."""
+    """Yield pairs such as ``("model", 4096)``: what holds weights in a stage's record, and how many bytes."""
     program = _find_program(record)
     if program is not None:
         own = _bytes_by_storage_address(program.parameters)

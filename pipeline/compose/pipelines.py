@@ -154,7 +154,7 @@ def as_stage(value: object) -> AnyStage:
 
 
 def pass_earlier_stages(step: AnyStage, earlier: tuple[AnyStage, ...]) -> AnyStage:
-    """Return a stage that compiles again, such as `verify`, with the stages before it; other stages unchanged."""
+    """Return a stage such as `verify`, which runs the earlier stages again, with these; other stages unchanged."""
     inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
     method = getattr(inner, "following", None)
     if isinstance(inner, FunctionStage):

@@ -10,8 +10,9 @@ from pipeline.compose.ledger import Ledger
 
 
 def select_ledger(observers: Sequence[Observer], progress: bool | None, stage_names: Sequence[str]) -> Ledger:
-    """Return the first ledger among the observers, so that memory is read only once; else a new ledger that reads it
-    less often. It shows ``progress`` bars if requested (None: on a terminal). ``stage_names``: the run's stages."""
+    """Return the first ledger among the observers, so that memory is read only once. Without one, return a new ledger,
+    which reads memory every 50 ms, and shows progress bars if ``progress`` is True, or is None on a terminal.
+    ``stage_names``: the run's stages."""
     if (known := next((each for each in observers if isinstance(each, Ledger)), None)) is not None:
         return known
     if stage_names and (sys.stderr is not None and sys.stderr.isatty() if progress is None else progress):

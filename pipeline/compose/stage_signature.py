@@ -60,6 +60,7 @@ def record_types(function: Callable[..., object], name: str) -> tuple[object, ob
 
 
 def check_signature(function: Callable[..., object], name: str) -> None:
+    """Raise a `TypeError` unless a stage's function can be called with one record, and its types are annotated."""
     if not callable(function):
         raise TypeError(f"{function!r} is not a stage: expected a function from one record, say Program, to another")
     signature = inspect.signature(function)

@@ -17,13 +17,14 @@ TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
 
 
 def to_executed_entries(value: object) -> frozenset[TorchExecuted]:
-    """Convert the setting's entries to operator overloads, names and predicates; a packet becomes all its overloads."""
+    """Convert `torch_executed_ops` to overloads, names and predicates; a packet becomes all its overloads."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"torch_executed_ops must be a collection of operators, names or predicates, got {value!r}")
     return frozenset(entry for item in value for entry in _entries_of_item(item))
 
 
 def _entries_of_item(item: object) -> Iterable[TorchExecuted]:
+    """Return the entries for an item of ``torch_executed_ops``: the item, or all overloads of a packet."""
     if isinstance(item, OpOverloadPacket):
         return [getattr(item, overload) for overload in item.overloads()]
     if item is torch.cond:

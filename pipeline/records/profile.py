@@ -164,6 +164,7 @@ def _table_lines(profile: Profile) -> Iterator[str]:
 
 
 def _shorten_list(names: Iterable[str], count: int = 6) -> str:
+    """Join the first ``count`` names by commas, and add how many are left out: ``a, b and 3 more``."""
     found = list(names)
     return ", ".join(found[:count]) + (f" and {len(found) - count} more" if len(found) > count else "")
 

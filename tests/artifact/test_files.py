@@ -164,7 +164,7 @@ def test_places_of_weights_that_cannot_be_meant_are_told(tmp_path: Path, monkeyp
     program = compiled(CASES["whole"])
     monkeypatch.chdir(tmp_path)
     for weights in ("Inside", "NONE", ""):
-        with pytest.raises(pipeline.ArtifactError, match=f"weights='{weights}' is not a place for weights"):
+        with pytest.raises(pipeline.ArtifactError, match=f"weights='{weights}' is neither a path nor"):
             program.save("p.trtp", weights=weights)
     for weights in ("p.trtp", Path("..", tmp_path.name, "p.trtp")):
         with pytest.raises(pipeline.ArtifactError, match=r"p\.trtp' is the program's own file"):

@@ -192,7 +192,7 @@ REFUSED: dict[str, tuple[Callable[[Records], object], str]] = {
     ),
     "an operator in an operator": (
         of_operator("higher_order.cond", lambda r: r["args"]["tuple"].__setitem__(1, {"operator": GELU})),
-        "needs 2 graphs of the file",
+        "needs 2 inner graphs of the file",
     ),
     "another operator of graphs": (
         of_operator("higher_order.cond", lambda r: r.update(target="higher_order.wrap")),
