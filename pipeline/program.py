@@ -116,8 +116,9 @@ class SavedFields:
 
     ``constants``: the recipe of each constant placeholder over ``parameters`` (the model's tensors, by name).
     ``buffers``: the buffer of each placeholder that the program mutates. ``aliases``: all names in the model's state
-    dict. ``written``: the parameters that are constants written in the model's code. ``numbers``: the numbers of
-    buffers that Python read during the capture (``stride[1]``). ``unreached``: the user's unused registrations.
+    dict. ``written``: the names of tensors in ``parameters`` that are constants, such as those in the model's code.
+    ``numbers``: the numbers of buffers that Python read during the capture (``stride[1]``). ``unreached``: the user's
+    registrations that were not used.
     ``profiles``: the optimization profiles, one of which a call must fit. ``signature``: the parameters of ``forward``.
     ``sharding``: the rank of a part of a sharded model.
     """

@@ -34,7 +34,7 @@ def to_try_in_torch(program: Program, profile: int | None) -> tuple[str, ...]:
 
 
 def kinds_in_words(program: Program, names: Sequence[str]) -> str:
-    """Return a text for reports that says which kinds of operators these are."""
+    """Return the operators' kinds for a report: ``matmuls by weights``, or ``matmuls by weights and attention``."""
     inside = {*names}
     attends = any(node.name in inside and node.target is SDPA for node in program.graph.nodes)
     return "matmuls by weights and attention" if attends else "matmuls by weights"
