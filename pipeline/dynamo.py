@@ -181,7 +181,7 @@ class _Runner:
     """A compiled graph as the callable that Dynamo receives. A call with changed weights refits the graph first.
 
     weights, inputs: the indices of weights and of other inputs among the arguments that Dynamo passes.
-    calls: Dynamo's graph in PyTorch. It runs a call if a mutated input (``written``) shares memory with another input.
+    calls: Dynamo's graph in PyTorch, for calls in which a mutated input (``written``) shares memory with another input.
     held: the weights at compilation.
     watched, counts: the tensors whose writes are counted (by torch's version counter and through ``.data``), and the
         latest number of writes to each tensor.

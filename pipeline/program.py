@@ -187,7 +187,7 @@ class Program(SavedFields):
 
 
 def rename_outputs(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, ...]:
-    """Return the outputs with the node names that the graph returns after a rewrite, which may have renamed nodes."""
+    """Return the outputs with the names of the values that ``graph`` returns; a rewrite may have renamed its nodes."""
     nodes = zip(outputs, results_of(graph), strict=True)
     return tuple(evolve(o, value=getattr(v, "name", v), constant=not isinstance(v, torch.fx.Node)) for o, v in nodes)
 

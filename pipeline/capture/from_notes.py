@@ -65,10 +65,8 @@ def insert_constants(program: Program, notes: ExportNotes) -> Program:
 
 
 def mark_decisions(program: Program, notes: ExportNotes) -> Program:
-    """Give the last outputs, bools that an export added, the kind ``"decision"``, and hide them from the caller.
-
-    Such an output is True if a call takes another branch (``if x.sum() > 0``) than the example inputs did.
-    """
+    """Give the last outputs, which an export added, the kind ``"decision"``, and hide them from the caller. Such an
+    output is True if a call takes another branch (``if x.sum() > 0``) than the example inputs did."""
     if not notes.decisions:
         return program
     first = len(program.outputs) - len(notes.decisions)
@@ -112,8 +110,10 @@ def _assumes_selected_count(node: torch.fx.Node, data_dependent: Set[torch.fx.No
 
 
 def add_profiles(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with the ranges of its symbols in each profile. For a split with data-dependent sizes, the
-    optimal sizes add up to the split dim's optimal size in that profile.
+    """Return the program with the ranges of its symbols in each profile.
+
+    If the model splits a dim into pieces whose sizes depend on data, the optimal sizes of the pieces add up to that of
+    the dim.
 
     Raises:
         ValueError: a profile excludes every value of a size.

@@ -110,7 +110,7 @@ class Choose:
     name: str = field(default="choose", kw_only=True)
 
     def following(self, earlier_stages: tuple[AnyStage, ...]) -> Choose:
-        """Return this stage with the earlier stages, which it uses to compile again."""
+        """Return a copy of this stage that has the pipeline's earlier stages, to compile a program again."""
         return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:

@@ -162,10 +162,10 @@ def _complex_rejections(node: torch.fx.Node) -> Iterator[Rejection]:
         if isinstance(value, torch.Tensor) and value.is_complex():
             dtype = str(value.dtype).removeprefix("torch.")
             if joins_or_splits_complex(node.target):
-                why = "engines store pairs of reals, which PyTorch converts from and to complex tensors"
+                why = "engines store pairs of reals instead, and PyTorch converts between the two"
                 yield Rejection(f"{role} is {dtype}: {why}")
             else:
-                why = f"{qualified_name(node.target)} has no implementation on pairs of reals"
+                why = f"in engines {qualified_name(node.target)} has no implementation on pairs of reals"
                 hint = "compute with pairs of reals (torch.view_as_real), or let PyTorch run it"
                 yield Rejection(f"{role} is {dtype}, and {why}", hint)
 
