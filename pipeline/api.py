@@ -20,7 +20,7 @@ from pipeline.viewing.page import write_report
 
 
 def new_module(compiled: Compiled, executor: Executor | None, runtime_settings: Mapping[str, object]) -> CompiledModule:
-    """Return a new module that runs the program, and that torch.compile and torch.export can trace."""
+    """Return a new module that runs ``compiled`` on an executor, and that torch.compile and torch.export can trace."""
     if executor not in (known := (None, *get_args(Executor))):
         raise ValueError(f"executor must be one of {', '.join(map(repr, known))}, got {executor!r}")
     if late := [name for name in runtime_settings if name in compiled.settings.names() and name not in RUNTIME]:
@@ -31,7 +31,7 @@ def new_module(compiled: Compiled, executor: Executor | None, runtime_settings: 
 
 
 def copy_model_with_forward(_: Compiled, model: M, compiled_module: CompiledModule) -> M:
-    """Return a copy of the model whose ``forward`` is the program's module."""
+    """Return a copy of the model whose ``forward`` calls ``compiled_module``."""
     return in_place_of(model, compiled_module)
 
 

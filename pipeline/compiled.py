@@ -310,6 +310,7 @@ class Compiled:
 
     @cached_property
     def _module(self) -> CompiledModule:
+        """Return the module that runs calls of this record; it is created at the first call."""
         return self.module()
 
     def __call__(self, *args: object, **kwargs: object) -> object:

@@ -94,6 +94,8 @@ def add_precision_stage(
 ) -> Pipeline[Program, Compiled]:
     """Return the pipeline with a mixed-precision stage before ``decompose``; unchanged for float32 and None.
 
+    ``exclude``: the nodes that keep their dtype, as in `pipeline.autocast`.
+
     Raises:
         ValueError: ``precision`` is not float16, bfloat16 or float32, by torch's names or short ones.
     """
@@ -226,7 +228,8 @@ def _check_argument_types(settings: object, registry: object, decompositions: ob
         is_input = isinstance(settings, Input | torch.Tensor)
         how = ", and inputs to pipeline.compile(model, args=…)" if is_input else ""
         how = ", as pipeline.default(**settings)" if isinstance(settings, Mapping) else how
-        raise TypeError(f"settings must be CompilationSettings, got {kind_of(settings)}: pass settings by name{how}")
+        by_name = "pass settings by name, such as min_block_size=1"
+        raise TypeError(f"settings must be CompilationSettings, got {kind_of(settings)}: {by_name}{how}")
     if not isinstance(registry, ConverterRegistry):
         adopted = "; ConverterRegistry.from_legacy converts a dict of functions" if isinstance(registry, dict) else ""
         raise TypeError(f"registry must be a ConverterRegistry, got {kind_of(registry)}{adopted}")

@@ -181,7 +181,7 @@ class _Runner:
     """A compiled graph as the callable that Dynamo receives. A call with changed weights refits the graph first.
 
     weights, inputs: the indices of weights and of other inputs among the arguments that Dynamo passes.
-    calls: Dynamo's graph in PyTorch. It runs a call if a mutated input (``written``) shares memory with another input.
+    calls: Dynamo's graph in PyTorch, for calls in which a mutated input (``written``) shares memory with another input.
     held: the weights at compilation.
     watched, counts: the tensors whose writes are counted (by torch's version counter and through ``.data``), and the
         latest number of writes to each tensor.
@@ -199,7 +199,7 @@ class _Runner:
     counts: Sequence[tuple[int, object]] = ()
 
     def create_module(self, args: Sequence[Argument]) -> None:
-        """Create a module for the compiled program, and record the versions of its weights."""
+        """Create a module for the compiled program, and record the versions of its weights. ``args``: all arguments."""
         self.held = [args[i] for i in self.weights.values()]
         self.watched = [(weight, watch_data_writes(weight)) for weight in self.held if not weight.is_inference()]
         self.counts = self.count_writes_per_weight()
@@ -222,6 +222,6 @@ class _Runner:
 
 
 def _is_weight(placeholder: Node, value: object) -> bool:
-    """Return whether an argument is a parameter or buffer, judged by its name: inputs may have fixed addresses, too."""
+    """Return whether an argument of Dynamo's graph is a parameter or buffer, by its name in the graph."""
     fixed = "_dynamo_static_input_type" in (placeholder.meta.get("tensor_dict") or {})
     return isinstance(value, torch.nn.Parameter) or (fixed and "buffers_" in placeholder.name)

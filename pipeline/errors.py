@@ -313,7 +313,7 @@ def _innermost_user_line(stack_trace: str) -> str:
 
 @cache
 def package_folder(package: str) -> str:
-    """Return an imported package's folder, ending with a separator: ``torch`` is no prefix of ``torchvision``."""
+    """Return an imported package's folder with a separator at its end: ``torch/`` is no prefix of ``torchvision/``."""
     return f"{Path(str(sys.modules[package].__file__)).parent}{os.sep}"
 
 
@@ -346,6 +346,7 @@ def where_raised(error: BaseException) -> str:
 
 
 def _format_message(what: str, why: str, hint: str) -> str:
+    """Return an error's text: the line ``what``, the indented ``why``, and a line with the hint if there is one."""
     lines = [what, _indent(why, 4), f"  hint: {hint}" if hint else ""]
     return "\n".join(line for line in lines if line)
 
@@ -355,4 +356,5 @@ def _indent(text: str, columns: int = 2) -> str:
 
 
 def _in_brackets(text: str) -> str:
+    """Return ``" (text)"``, to be appended to a sentence; an empty string for an empty text."""
     return f" ({text})" if text else ""

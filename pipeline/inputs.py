@@ -277,6 +277,7 @@ class Input:
 def _check_shapes_ascend(
     low_name: str, low_shape: tuple[int, ...] | None, high_name: str, high_shape: tuple[int, ...] | None
 ) -> None:
+    """Raise a `ValueError` if two shapes differ in rank, or if ``low_shape`` is larger in any dimension."""
     low, high = low_shape or (), high_shape or ()
     if len(low) != len(high):
         raise ValueError(f"Input: {low_name} has rank {len(low)} and {high_name} rank {len(high)}; they must be equal")
@@ -286,6 +287,7 @@ def _check_shapes_ascend(
 
 
 def _parse_range(text: str) -> tuple[int, int, int]:
+    """Parse one dimension, such as ``8``, ``1..8`` or ``1..4..8``, to its minimum, optimal and maximum size."""
     if not _DIM.fullmatch(text):
         raise ValueError(f"{text!r} is not a size; {_GRAMMAR}")
     sizes = [int(size) for size in text.split("..")]
@@ -301,10 +303,12 @@ def _parse_dtype(name: str) -> torch.dtype:
 
 
 def _format_range(low: int, opt: int, high: int) -> str:
+    """Return a dimension's sizes as text: ``8``, ``1..8`` (optimal: 8) or ``1..4..8``."""
     if low == high:
         return str(low)
     return f"{low}..{high}" if opt == high else f"{low}..{opt}..{high}"
 
 
 def is_input(value: object) -> bool:
+    """Return whether a value is an `Input`: the test for leaves of a pytree of inputs."""
     return isinstance(value, Input)

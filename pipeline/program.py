@@ -116,8 +116,9 @@ class SavedFields:
 
     ``constants``: the recipe of each constant placeholder over ``parameters`` (the model's tensors, by name).
     ``buffers``: the buffer of each placeholder that the program mutates. ``aliases``: all names in the model's state
-    dict. ``written``: the parameters that are constants written in the model's code. ``numbers``: the numbers of
-    buffers that Python read during the capture (``stride[1]``). ``unreached``: the user's unused registrations.
+    dict. ``written``: the names of tensors in ``parameters`` that are constants, such as those in the model's code.
+    ``numbers``: the numbers of buffers that Python read during the capture (``stride[1]``). ``unreached``: the user's
+    registrations that were not used.
     ``profiles``: the optimization profiles, one of which a call must fit. ``signature``: the parameters of ``forward``.
     ``sharding``: the rank of a part of a sharded model.
     """
@@ -186,7 +187,7 @@ class Program(SavedFields):
 
 
 def rename_outputs(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, ...]:
-    """Return the outputs with the node names that the graph returns after a rewrite, which may have renamed nodes."""
+    """Return the outputs with the names of the values that ``graph`` returns; a rewrite may have renamed its nodes."""
     nodes = zip(outputs, results_of(graph), strict=True)
     return tuple(evolve(o, value=getattr(v, "name", v), constant=not isinstance(v, torch.fx.Node)) for o, v in nodes)
 

@@ -70,12 +70,14 @@ def _parse_weight_patterns(patterns: object) -> tuple[str, ...]:
 
 
 def _to_path(path: object) -> str | None:
+    """Return the text of a path (``engine_cache_dir``); None stays None."""
     if path is None or isinstance(path, str | os.PathLike):
         return None if path is None else os.fspath(path)
     raise TypeError(f"engine_cache_dir must be a folder, an fsspec URL or None, got {path!r}")
 
 
 def _to_path_or_flag(value: object) -> bool | str:
+    """Return True or False unchanged, and a path as text (``runtime_cache``, ``measurements``)."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str | os.PathLike):
@@ -305,4 +307,5 @@ class CompilationSettings:
 
 
 def _format_setting(value: object) -> str:
+    """Return a setting's value as Python code; a set is sorted by the names of its entries."""
     return f"{{{', '.join(sorted(map(entry_name, value)))}}}" if isinstance(value, frozenset) else repr(value)

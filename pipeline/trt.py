@@ -24,6 +24,7 @@ INSTALL = {
 
 
 def _import_bindings() -> ModuleType:
+    """Import TensorRT or TensorRT-RTX: the one that ``PIPELINE_TENSORRT`` names, else the first that is installed."""
     forced = os.environ.get("PIPELINE_TENSORRT", "")
     if forced and forced not in INSTALL:
         raise ImportError(f"PIPELINE_TENSORRT is {forced!r}, but must be one of {', '.join(INSTALL)}")
@@ -77,6 +78,7 @@ class Capabilities:
 
 
 def _read_capabilities(bindings: Any) -> Capabilities:
+    """Return what these bindings support, judged by their attributes and version."""
     network = bindings.INetworkDefinition
     flavour, version = str(bindings.__name__), tuple(map(int, re.findall(r"\d+", bindings.__version__)))
     rtx = flavour == "tensorrt_rtx"
@@ -257,6 +259,7 @@ class Message:
 
     @property
     def is_noise(self) -> bool:
+        """Return whether the message is harmless, such as a report that there is no GPU."""
         return _NOISE.search(self.text) is not None
 
     @property
@@ -268,7 +271,7 @@ class Message:
 
 
 class Log(trt.ILogger):  # type: ignore[misc,unused-ignore]
-    """A TensorRT logger that stores messages, except verbose ones, and passes them on to `pipeline.tensorrt`."""
+    """A TensorRT logger that stores messages, except verbose ones, and passes all to the logger `pipeline.tensorrt`."""
 
     def __init__(self) -> None:
         super().__init__()

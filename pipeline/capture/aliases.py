@@ -76,7 +76,7 @@ def describe_as_view(node: Node, mode: FakeTensorMode) -> View | None:
     """Describe a node as a view of another node; return None if the node has memory of its own.
 
     Raises:
-        UnknownAliasError: the node shares memory by an operator without a rule.
+        UnknownAliasError: the node is a view, but this package has no rule for views by the node's operator.
     """
     if node.op != "call_function" or not may_alias_input(node) or node.target in MULTI_VIEW_OPERATORS:
         return None
@@ -94,15 +94,16 @@ def describe_as_view(node: Node, mode: FakeTensorMode) -> View | None:
 
 
 def _is_composite(target: torch._ops.OpOverload) -> bool:
+    """Return whether torch implements an operator by calls of other operators, for every device and for autograd."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
 
 
 def _aliased_input_and_result(node: Node, mode: FakeTensorMode) -> tuple[Node | None, Argument]:
-    """Run a node's operator on fake tensors; return the input (or None) with which the result shares memory, and the
-    result. It runs eager's C++ kernels: torch's Python kernel of dropout copies an input that eager returns itself."""
+    """Run a node's operator on fake tensors; return the input with which the result shares memory (None if there is
+    none), and the result."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
     with torch.no_grad(), suppress_guards(mode), ignore_new_symbols(mode):
-        try:
+        try:  # in C++, as eager: torch's Python kernel of dropout copies an input that eager returns itself
             made = node.target(*args, **kwargs)  # type: ignore[operator]
         except (RuntimeError, TypeError) as error:  # a kernel that takes no sizes that vary
             raise UnknownAliasError(node) from error

@@ -52,14 +52,14 @@ def _check_storage_offsets(module: torch.fx.GraphModule, examples: Mapping[str, 
 
 
 class _AsStridedRewriter:
-    """Copies a graph, and replaces each ``as_strided`` node. ``names``: the names that are in use."""
+    """Copies a graph, and replaces each ``as_strided`` node. ``names``: the node names that the old graph uses."""
 
     def __init__(self, names: set[str]) -> None:
         self.graph, self.names = torch.fx.Graph(), names
         self.env: dict[Node, Node] = {}
 
     def copy_node(self, node: Node) -> Node:
-        """Copy a node; an ``as_strided`` node then reads the tensor that owns the memory of its input."""
+        """Copy a node; a copied ``as_strided`` node reads the whole tensor of which its old input was a view."""
         made = copy_node(node, self.graph, self.env.__getitem__)
         if node.target not in AS_STRIDED or _has_contiguous_input(node):
             return made
@@ -81,7 +81,8 @@ class _AsStridedRewriter:
         return self.append_permute(made, [dims.index(d) for d in range(len(dims))], made.meta["val"])
 
     def append_permute(self, node: Node, dims: Sequence[int], example: torch.Tensor) -> Node:
-        """Return a node with its dims permuted; the node itself if the order is unchanged."""
+        """Append a permutation of a node's dims to the graph; return ``node`` itself if ``dims`` are in order already.
+        ``example``: the fake tensor of the node."""
         if list(dims) == sorted(dims):
             return node
         made = self.graph.call_function(aten.permute.default, (node, list(dims)))
@@ -133,5 +134,7 @@ def _dims_by_stride(tensor: torch.Tensor) -> list[int] | None:
 
 
 def _unknown_contents_error(node: Node) -> CaptureError:
+    """Return the error for an ``as_strided`` node that may read memory which no tensor of the graph describes."""
     place = source_line_in(node.meta).partition(",")[0] or node.name
-    return CaptureError(f"{node.target} at {place} reads memory whose contents the graph does not determine", HINT)
+    why = f"{node.target} at {place} reads memory whose contents no tensor in the captured graph determines"
+    return CaptureError(why, HINT)

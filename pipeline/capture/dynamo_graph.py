@@ -87,8 +87,8 @@ class DynamoGraph(torch.nn.Module):
 
 
 def _run_dynamo_graph(module: GraphModule, *args: Argument) -> Argument:
-    """Return the results of Dynamo's graph. If it computes derivatives (``torch.func``), gradients are enabled, and
-    weights are detached: values computed from a weight that requires gradients would be wrapped for the derivative."""
+    """Return the results of Dynamo's graph. If the graph itself computes derivatives (``torch.func``), run it with
+    gradients enabled, and with detached weights: so results are plain tensors, not wrappers of ``torch.func``."""
     derivatives = (_functorch._grad_increment_nesting, _functorch._jvp_increment_nesting)
     has_derivatives = any(node.target in derivatives for node in module.graph.nodes)
     if has_derivatives:
@@ -101,6 +101,7 @@ class _GraphInterpreter(Interpreter):
     """An interpreter of Dynamo's graph that gives each traced node the user's source line."""
 
     def run_node(self, n: Node) -> Argument:
+        """Run a node of Dynamo's graph; if it fails, store the user's source line in the exception."""
         provenance.get_current_meta().update({"stack_trace": n.stack_trace} if n.stack_trace else {})
         try:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -151,7 +152,8 @@ def _wrapped_number(node: Node) -> float | int | None:
 
 
 def _is_combined_with_tensor(number: Node, user: Node) -> bool:
-    """Return whether a node also reads a tensor with dims, so that it accepts a Python number for ``number``."""
+    """Return whether ``user``, a node that reads the 0-d tensor ``number``, also reads a tensor with dims. Such a node
+    accepts a Python number in place of the 0-d tensor."""
     tensors = (n for n in user.all_input_nodes if isinstance(n.meta.get("example_value"), torch.Tensor))
     return any(n is not number and n.meta["example_value"].ndim for n in tensors)
 
@@ -173,6 +175,7 @@ def _int_if_number(value: Argument) -> Argument:
 
 
 def _example_if_symbol(value: object) -> Argument:
+    """Return the value of a symbolic int in the example call; any other object unchanged."""
     return value.node.hint if isinstance(value, torch.SymInt) else value
 
 

@@ -40,7 +40,7 @@ def check_export(
     """
     request = check_request(exported, args, kwargs, dynamic_shapes, profiles)
     if request.constants:
-        raise TypeError("an input is a pipeline.Constant, which an ExportedProgram cannot apply: pass the module")
+        raise TypeError("an ExportedProgram takes no pipeline.Constant as an input: pass the module, or a tensor")
     if request.dynamic_shapes is not None:
         raise TypeError("dynamic_shapes cannot change an ExportedProgram: pass dynamic_shapes to torch.export.export")
     check_values(chain(exported.named_parameters(), exported.named_buffers()))
@@ -61,7 +61,9 @@ def check_export(
 def flatten_inputs(
     exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[tuple[object, ...], Mapping[str, tuple[int, int | None]]]:
-    """Return the leaves of the inputs passed with an ExportedProgram, in its order, and their ranges by symbol.
+    """Return the inputs passed with an ExportedProgram, and the ranges that they request for its symbols.
+
+    The inputs are in the order of the ExportedProgram's inputs; a range has no maximum (None) if it has no bound.
 
     Raises:
         TypeError: their structure differs from that of the exported inputs.
@@ -120,10 +122,13 @@ def check_input_fits(name: str, value: Input, exported_tensor: torch.Tensor, exp
         )
     )
     if not fits:
-        raise ValueError(f"input {name} was exported as {was}, not {value}: pass the module, or export it so")
+        hint = "pass the module, or export it with this dtype and these sizes"
+        raise ValueError(f"input {name} was exported as {was}, not {value}: {hint}")
 
 
 def _input_with_exported_ranges(fake_input: torch.Tensor, exported: ExportedProgram) -> Input:
+    """Return an `Input` with the dtype of an exported input, and with the range of each of its sizes."""
+
     def limit(end: Any) -> int:
         return int(max(min(end, 2**31 - 1), 0))
 
@@ -154,7 +159,7 @@ def check_dtypes(program: Program, _: ExportNotes) -> Program:
                 raise DtypeError(name, short_name(misfit.actual), misfit.expected, _violation_text(node, misfit))
         if first := next(iter(found), None):
             text, actual = _violation_text(node, first), short_name(first.actual)
-            have = f"the model has a dtype error: {text}, not {actual} where {first.expected} is expected"
+            have = f"the model has a dtype error: {text}: found {actual}, expected {first.expected}"
             raise CaptureError(have, "cast the value in the model: eager also fails")
     return program
 
@@ -180,7 +185,7 @@ def check_resizes(program: Program, _: ExportNotes) -> Program:
 
 
 def _placeholders_of_wrong_dtype(violation: DtypeViolation) -> set[str]:
-    """Return the names of the placeholders that give the value of a `DtypeViolation` its wrong dtype."""
+    """Return the names of the graph's inputs and weights from which the operator's operand got its wrong dtype."""
     seen, todo = set[torch.fx.Node](), [violation.node]
     while todo:
         node = todo.pop()
@@ -192,5 +197,6 @@ def _placeholders_of_wrong_dtype(violation: DtypeViolation) -> set[str]:
 
 
 def _violation_text(node: torch.fx.Node, violation: DtypeViolation) -> str:
+    """Return the operator, its source line and the violated rule as one line of text."""
     where = source_line(node)
     return f"{node.target}{where and f' ({where})'} {violation.reason}"

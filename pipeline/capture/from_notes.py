@@ -65,7 +65,8 @@ def insert_constants(program: Program, notes: ExportNotes) -> Program:
 
 
 def mark_decisions(program: Program, notes: ExportNotes) -> Program:
-    """Mark the program's last outputs as decisions: True if a call takes another branch than the example input did."""
+    """Give the last outputs, which an export added, the kind ``"decision"``, and hide them from the caller. Such an
+    output is True if a call takes another branch (``if x.sum() > 0``) than the example inputs did."""
     if not notes.decisions:
         return program
     first = len(program.outputs) - len(notes.decisions)
@@ -109,8 +110,10 @@ def _assumes_selected_count(node: torch.fx.Node, data_dependent: Set[torch.fx.No
 
 
 def add_profiles(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with the ranges of its symbols in each profile. For a split with data-dependent sizes, the
-    optimal sizes add up to the split dim's optimal size in that profile.
+    """Return the program with the ranges of its symbols in each profile.
+
+    If the model splits a dim into pieces whose sizes depend on data, the optimal sizes of the pieces add up to that of
+    the dim.
 
     Raises:
         ValueError: a profile excludes every value of a size.
@@ -124,6 +127,7 @@ def add_profiles(program: Program, notes: ExportNotes) -> Program:
 def _symbol_ranges_in_profile(
     profile_index: int, input_ranges: Sequence[ProfileRanges], inputs: Sequence[Port], shapes: ShapeEnvironment
 ) -> dict[str, Range]:
+    """Return the ranges of the symbols that a profile's input ranges determine, clipped to the program's ranges."""
     found: dict[str, Range] = {}
     for wish in input_ranges:
         for name, given in _implied_symbol_ranges(wish, inputs[wish.input]):
@@ -131,7 +135,8 @@ def _symbol_ranges_in_profile(
             low, high = max(known.min, given.min), min(known.max, given.max)
             if low > high:
                 name = inputs[wish.input].name
-                raise ValueError(f"profile {profile_index}: the model accepts no size of {name} in it; change it")
+                why = f"profiles[{profile_index}] has a range of {name} in which the model accepts no size"
+                raise ValueError(f"{why}: change this range")
             found[name] = Range(low, min(max(given.opt, low), high), high)
     return found
 

@@ -37,7 +37,7 @@ def _check_declared_writes(module: torch.fx.GraphModule) -> None:
     for node in (node for node in module.graph.nodes if node.target in norms):
         if node.args[5] and node.args[3] is not None:  # training, with running statistics
             why = f"{node.target} at {source_line_in(node.meta) or node.name} updates running statistics in training"
-            raise CaptureError(f"{why}, which torch.export loses", "call model.eval() first")
+            raise CaptureError(f"{why}, and torch.export does not record that", "call model.eval() first")
 
 
 def calls_context_region(node: Node) -> bool:
@@ -70,6 +70,7 @@ def _inlinable_region(node: Node, root: torch.nn.Module) -> tuple[torch.fx.Graph
 
 
 def _is_inlinable_region(node: Node, root: torch.nn.Module) -> bool:
+    """Return whether a node of the module ``root`` runs a region that can be inlined (``torch.no_grad()``)."""
     return calls_context_region(node) and _inlinable_region(node, root) is not None
 
 
@@ -89,8 +90,11 @@ class _Inliner:
     def append_graph(
         self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, keep_names: bool = True
     ) -> Argument:
-        """Append a copy of a graph, with the values in ``env`` in place of its placeholders. Return the results of a
-        region. ``keep_names``: false for regions; nodes of the outer graph keep their names, as its signature does."""
+        """Append a copy of a module's graph to the new graph, and return the results of a region.
+
+        The values in ``env`` replace the placeholders. ``keep_names``: True for the outer graph, whose signature has
+        names of nodes, and whose output node is copied (None is returned); False for regions.
+        """
         for node in module.graph.nodes:
             if node in env or (node.op == "get_attr" and all(_is_inlinable_region(u, module) for u in node.users)):
                 continue
@@ -140,6 +144,7 @@ def functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.
 
 
 def _dynamic_input_sizes(exported: ExportedProgram) -> dict[tuple[str, int], object]:
+    """Return the dynamic sizes of an export's inputs, by the input's name and the dim."""
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     inputs = {name: values.get(name) for name in exported.graph_signature.user_inputs if isinstance(name, str)}
     shapes = {name: value.shape for name, value in inputs.items() if isinstance(value, torch.Tensor)}
@@ -155,8 +160,8 @@ def _specialized_size_error(exported: ExportedProgram, name: str, dim: int) -> C
     guards = [guard.expr for guard in reversed(size.node.shape_env.guards)] if isinstance(size, torch.SymInt) else []
     symbol = str(size.node._expr) if isinstance(size, torch.SymInt) else ""
     said = (expression_text(guard, {symbol: place}) for guard in guards if symbol in map(str, guard.free_symbols))
-    why = next(said, "the size in its example")
-    return CaptureError(f"{place} can only be {size}: the model was captured for {why}", ONE_SIZE_HINT)
+    why = next(said, "the size in the example input")
+    return CaptureError(f"{place} can only be {size}: the captured model requires {why}", ONE_SIZE_HINT)
 
 
 def _introduces_redundant_symbol(node: torch.fx.Node) -> bool:
@@ -170,6 +175,7 @@ def _introduces_redundant_symbol(node: torch.fx.Node) -> bool:
 
 
 def _unbacked_symbols(node: torch.fx.Node) -> set[object]:
+    """Return the data-dependent symbols in a node's fake value."""
     value: object = node.meta.get("val")
     return set(free_unbacked_symbols(value.shape if isinstance(value, torch.Tensor) else value))
 

@@ -77,6 +77,7 @@ def program_of_export(exported: ExportedProgram, notes: ExportNotes, settings: C
 
 
 def _functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
+    """Call `functionalize`; raise a `CaptureError` in place of torch's errors, and ignore torch's warnings."""
     try:
         with warnings.catch_warnings():  # torch's own, of its own code
             warnings.simplefilter("ignore")
@@ -98,7 +99,8 @@ def _sizes_to_tune_for(example_input: object) -> Sequence[int] | None:
 def _lifted_tensors(
     exported: ExportedProgram, signature: ExportGraphSignature, module_tensors: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
-    """Return the model's tensors by name and, by placeholder, the recipes of constants and names of mutated buffers."""
+    """Return three mappings: the model's tensors by name; by placeholder, the recipe of each constant; and, by
+    placeholder, the name of each buffer that the graph mutates. ``module_tensors`` replace fake tensors by name."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
     mutated = set(signature.buffers_to_mutate.values())
     parameters: dict[str, torch.Tensor] = {}
@@ -126,6 +128,7 @@ def _lifted_tensors(
 
 
 def _make_input_port(argument: Any, placeholder_values: Mapping[str, Argument], shapes: ShapeEnvironment) -> Port:
+    """Return the `Port` of an input of the export: a constant, or the placeholder's fake tensor or symbolic int."""
     if isinstance(argument, ConstantArgument):
         return Port(argument.name, kind="constant", value=argument.value)
     return make_port(argument.name, placeholder_values[argument.name], shapes)
@@ -144,6 +147,7 @@ def _make_outputs(
 
 
 def _make_output(spec: OutputSpec, returned: Argument) -> Output:
+    """Return the `Output` for a value that the graph returns; raise a `CaptureError` for a kind without support."""
     written = {OutputKind.BUFFER_MUTATION: "buffer", OutputKind.USER_INPUT_MUTATION: "input"}
     kinds = {OutputKind.USER_OUTPUT: "user", **written}
     if spec.kind == OutputKind.PARAMETER_MUTATION:
@@ -152,7 +156,8 @@ def _make_output(spec: OutputSpec, returned: Argument) -> Output:
         why = f"the model writes to its parameter {spec.target} when it is called{where and f' ({where})'}"
         raise CaptureError(why, hint)
     if spec.kind not in kinds:
-        raise CaptureError(f"the exported program has the output {spec.arg} of the unsupported kind {spec.kind.name}")
+        why = f"the exported program has the output {spec.arg} of the unsupported kind {spec.kind.name}"
+        raise CaptureError(why, "export a module that returns only tensors and numbers, for inference")
     constant = not isinstance(returned, torch.fx.Node)
     if not constant and isinstance(result := returned.meta.get("val"), torch.SymBool) and free_unbacked_symbols(result):
         place = source_line(returned) or returned.name

@@ -70,6 +70,7 @@ def functionalize_subgraphs(module: torch.fx.GraphModule) -> torch.fx.GraphModul
 
 
 def _functionalize_subgraph(subgraph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return the subgraph without its writes; the subgraph itself if it has none, or if a write has no rule."""
     subgraph = functionalize_subgraphs(subgraph)
     if not any(map(mutates_argument, subgraph.graph.nodes)):
         return subgraph
@@ -84,8 +85,8 @@ def _functionalize_subgraph(subgraph: torch.fx.GraphModule) -> torch.fx.GraphMod
 
 
 class _MutationRewriter:
-    """Copies a graph without its writes. For each node that shares memory with a written node, it records the viewed
-    node, and the version of the memory for which the node's new value was computed."""
+    """Copies a graph without its writes. For each node that shares memory with a written node, it records of which node
+    it is a view, and after how many writes to this memory its current value was computed."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.old, self.graph = graph, torch.fx.Graph()
@@ -126,6 +127,7 @@ class _MutationRewriter:
         self.versions.setdefault(self.memory_owner(node), 0)
 
     def value_after_write(self, in_place_call: Node, written: Node) -> Node:
+        """Return a new node with the value of ``written`` after an in-place call: ``add(x, 1)`` for ``add_(x, 1)``."""
         if in_place_call.target is aten.copy_.default and _is_removable_copy(in_place_call):
             return self.current_value(in_place_call.args[1])  # type: ignore[arg-type]
         target = functional_variant(in_place_call.target)
@@ -171,6 +173,7 @@ class _MutationRewriter:
         return self.env[stale[0] if stale else node]
 
     def memory_owner(self, node: Node) -> Node:
+        """Return the node that created the memory of a node: the last in the chain of viewed nodes."""
         while node in self.views:
             node = self.views[node].source
         return node
@@ -194,6 +197,7 @@ class _MutationRewriter:
 
 
 def _mutation_output_spec(written_input: InputSpec, new_value: Node) -> OutputSpec:
+    """Return the spec of the output that returns the new value of a written input or buffer; raise for other inputs."""
     if written_input.kind == InputKind.CONSTANT_TENSOR:
         where = source_line(new_value)
         why = f"the model writes to {written_input.target}, a tensor that is not a buffer{where and f' ({where})'}"
@@ -239,7 +243,8 @@ def _keeps_dtype(node: Node) -> bool:
 
 
 def _is_removable_copy(node: Node) -> bool:
-    """Return whether a ``copy_`` can be replaced by its source, which it neither converts nor shares with readers."""
+    """Return whether the source of a ``copy_`` can become the written tensor itself: both have the same dtype, sizes
+    and device, and nothing else reads the source."""
     source = node.args[1]
     if not isinstance(source, Node) or source.op == "placeholder" or len(source.users) > 1:
         return False

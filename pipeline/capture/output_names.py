@@ -51,6 +51,7 @@ def name_outputs(program: Program, user_names: Sequence[str] | None = None) -> P
 
 
 def _default_output_names(out_spec: Spec) -> list[str]:
+    """Return the key path of each output in the model's return value (``hidden_states.0``), or else ``output.0``."""
     count = out_spec.num_leaves
     if count == 1 and not out_spec.num_children:
         return ["output"]
@@ -63,6 +64,7 @@ def _default_output_names(out_spec: Spec) -> list[str]:
 
 
 def _dotted_key_path(path: Sequence[Any]) -> str:
+    """Return a pytree key path as text: ``logits.0`` for ``out["logits"][0]``, ``output.0`` for ``out[0]``."""
     keys = [getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", None))) for entry in path]
     if any(key is None for key in keys):
         return keystr(tuple(path))

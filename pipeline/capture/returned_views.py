@@ -52,6 +52,7 @@ def split_returned_views(module: GraphModule) -> ReturnedViews:
 
 
 def _example_storage_id(node: object) -> int | None:
+    """Return an id of the storage of a node's example tensor; None if the node has no tensor."""
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     return storage_id(value) if isinstance(value, torch.Tensor) else None
 
@@ -85,6 +86,7 @@ def _is_computed_by_views(node: Node, base: Node) -> bool:
 
 
 def _calls_view_function(node: Node) -> bool:
+    """Return whether a node calls a function, method or attribute whose result may be a view (``x.mT``, ``x[0]``)."""
     if node.op == "call_method":
         return node.target in VIEW_FUNCTIONS
     if node.target is operator.getitem:
@@ -101,7 +103,7 @@ def _has_size_value(node: Node) -> bool:
 
 
 def _core_graph(module: GraphModule, core_results: Sequence[Node]) -> GraphModule:
-    """Return a copy of Dynamo's graph that returns only the core's results."""
+    """Return a copy of Dynamo's graph that returns the values of the nodes ``core_results`` in place of its results."""
     graph, env = Graph(), dict[Node, Node]()
     for node in module.graph.nodes:
         if node.op != "output":
@@ -113,7 +115,8 @@ def _core_graph(module: GraphModule, core_results: Sequence[Node]) -> GraphModul
 def _make_results_function(
     module: GraphModule, core_results: Sequence[Node], returned: Sequence[Argument]
 ) -> Callable[..., Sequence[Argument]]:
-    """Return a function that computes all results of Dynamo's graph from its arguments and the core's results."""
+    """Return a function that computes ``returned``, all results of Dynamo's graph, from the graph's arguments and the
+    values of ``core_results``."""
     graph = Graph()
     env = {node: graph.placeholder(node.name) for node in (*module.graph.find_nodes(op="placeholder"), *core_results)}
     waiting, needed = [value for value in returned if isinstance(value, Node)], set[Node]()

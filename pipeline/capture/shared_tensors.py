@@ -68,7 +68,10 @@ def check_overlaps(tensors: Mapping[str, torch.Tensor], write_lines: Mapping[str
             if other != name and overlaps(tensors[name], tensors[other]):
                 place = line and f" ({line})"
                 why = f"the model writes to {name}{place}, and reads {other}, which shares its memory"
-                raise CaptureError(f"{why}, but not in a program", f"compute {other} from {name} in forward")
+                raise CaptureError(
+                    f"{why}: a compiled program would store two separate copies",
+                    f"compute {other} from {name} in forward",
+                )
 
 
 def _storage_and_layout(tensor: torch.Tensor) -> tuple[Argument, ...]:

@@ -23,7 +23,7 @@ Emit: TypeAlias = Callable[..., Node]
 
 @frozen
 class View:
-    """A view in the old graph: its node, the viewed node, and the operator with its arguments after the viewed one."""
+    """A node that is a view of the node ``source``: the call ``target(source, *args)`` computes it."""
 
     node: Node
     source: Node
@@ -31,15 +31,18 @@ class View:
     args: tuple[Argument, ...]
 
     def recompute(self, emit: Emit, viewed: Node) -> Node:
+        """Append a call to the new graph that computes this view from ``viewed``, and return its node."""
         return emit(self.target, viewed, *self.args, val=self.node.meta["val"])
 
     def update_source(self, emit: Emit, viewed: Node, written: Node) -> Node | None:
-        """Return the value of ``viewed`` after ``written`` is written to this view of it; None if there is no rule."""
+        """Return the value of ``viewed`` after this view of it was set to ``written``; None if no rule covers that.
+        ``emit`` appends the necessary calls to the new graph."""
         return RULES[self.target](self, emit, viewed, written)
 
 
 def describe_view_by_rule(node: Node) -> View | None:
-    """Describe a node as a `View`; None without a rule. A piece of a split or unbound tensor is a slice or select."""
+    """Return a node as a `View` if a rule covers its operator, else None. An item of ``split`` is described as a slice,
+    an item of ``unbind`` as a select."""
     if node.target is operator.getitem:
         return _view_of_split_piece(node)
     if node.target not in RULES:
@@ -50,6 +53,7 @@ def describe_view_by_rule(node: Node) -> View | None:
 
 
 def _view_of_split_piece(node: Node) -> View | None:
+    """Return an item of ``split``, ``chunk`` or ``unbind`` as a view of the split tensor; None if no rule covers it."""
     split, index = node.args
     if not isinstance(split, Node) or split.target not in _PIECE_RULES or not isinstance(index, int):
         return None
@@ -59,10 +63,12 @@ def _view_of_split_piece(node: Node) -> View | None:
 
 
 def _unbind_piece_as_select(shape: object, index: int, dim: int) -> tuple[object, tuple[object, ...]]:
+    """Return the select operator, with its arguments, that computes an item of ``unbind``."""
     return aten.select.int, (dim, index)
 
 
 def _split_piece_as_slice(shape: Any, index: int, size: object, dim: int) -> tuple[object, tuple[object, ...]] | None:
+    """Return the slice operator, with its arguments, that computes an item of ``split``; None for dynamic sizes."""
     whole = shape[dim]
     if not isinstance(whole, int) or not isinstance(size, int):
         return None
@@ -70,6 +76,7 @@ def _split_piece_as_slice(shape: Any, index: int, size: object, dim: int) -> tup
 
 
 def _piece_of_sizes_as_slice(shape: Any, index: int, sizes: Any, dim: int) -> tuple[object, tuple[object, ...]] | None:
+    """Return the slice operator, with its arguments, that computes an item of ``split_with_sizes``, or None."""
     if not all(isinstance(size, int) for size in sizes):
         return None
     ends = [0, *itertools.accumulate(sizes)]
@@ -77,6 +84,7 @@ def _piece_of_sizes_as_slice(shape: Any, index: int, sizes: Any, dim: int) -> tu
 
 
 def _chunk_as_slice(shape: Any, index: int, chunks: int, dim: int) -> tuple[object, tuple[object, ...]] | None:
+    """Return the slice operator, with its arguments, that computes an item of ``chunk``; None for dynamic sizes."""
     return _split_piece_as_slice(shape, index, -(-shape[dim] // chunks), dim) if isinstance(shape[dim], int) else None
 
 
@@ -93,7 +101,8 @@ MULTI_VIEW_OPERATORS = frozenset(_PIECE_RULES)
 
 
 def _write_whole(view: View, emit: Emit, viewed: Node, written: Node) -> Node | None:
-    """Return the written value, or None if the view repeats elements: PyTorch rejects writes to expanded tensors."""
+    """Return ``written`` as the new value of the viewed tensor: the view has the same elements (``alias``, ``detach``).
+    Return None if the view repeats elements (``expand``), since PyTorch rejects such writes."""
     return written if _covers_source(view) else None
 
 
@@ -103,7 +112,8 @@ def _covers_source(view: View) -> bool:
 
 
 def _scatter_rule(target: object) -> Callable[..., Node]:
-    """Return a rule for a view of some elements: scatter the written value into the viewed tensor by ``target``."""
+    """Return a rule for views of some elements: the operator ``target`` (``slice_scatter`` for ``slice``) writes the
+    view's new value into the viewed tensor."""
 
     def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
         return value if _covers_source(view) else emit(target, before, value, *view.args, val=view.source.meta["val"])
@@ -112,7 +122,8 @@ def _scatter_rule(target: object) -> Callable[..., Node]:
 
 
 def _inverse_rule(target: object = None) -> Callable[..., Node]:
-    """Return a rule for a view of all elements: apply the inverse operator (by default the view's own) to the value."""
+    """Return a rule for views of all elements: the inverse operator computes the viewed tensor from the view's value.
+    ``target``: the inverse operator; None for views that are their own inverse (``transpose``)."""
 
     def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
         return emit(target or view.target, value, *view.args, val=view.source.meta["val"])
@@ -121,6 +132,7 @@ def _inverse_rule(target: object = None) -> Callable[..., Node]:
 
 
 def _write_permuted(view: View, emit: Emit, viewed: Node, written: Node) -> Node:
+    """Return the new value of the viewed tensor of a ``permute``: ``written`` with its dims in the original order."""
     (dims,) = view.args
     back = sorted(range(len(dims)), key=lambda i: dims[i] % len(dims))
     return emit(aten.permute.default, written, back, val=view.source.meta["val"])

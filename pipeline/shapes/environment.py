@@ -157,6 +157,7 @@ class ShapeEnvironment(Mapping[str, Range]):
         return len(self.symbols)
 
     def bounds(self, expr: Expr) -> Range:
+        """Return the smallest, optimal and largest value of an expression over these symbols."""
         return bounds(expr, self)
 
     @property
@@ -240,9 +241,11 @@ class _SizePrinter(PythonPrinter):
         return self.names(expr.name)
 
     def _print_ToFloat(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
+        """Return the code ``float(x)`` for torch's ``ToFloat(x)``."""
         return f"float({self._print(expr.args[0])})"
 
     def _print_Where(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
+        """Return the code ``(a if c else b)`` for torch's ``Where(c, a, b)``."""
         condition, then, other = map(self._print, expr.args)
         return f"({then} if {condition} else {other})"
 
@@ -251,16 +254,19 @@ class _CodePrinter(_SizePrinter):
     """Prints size expressions as Python code to evaluate, in which powers and shifts refuse huge results."""
 
     def _print_Pow(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
+        """Return the code of a power: an ordinary one for exponents of 1 to 8, else a call of ``power``."""
         whole = expr.args[1].is_Integer and 0 < expr.args[1] <= 8
         text: str = super()._print_Pow(expr) if whole else self._print_PowByNatural(expr)
         return text
 
     def _print_PowByNatural(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
+        """Return the code ``power(base, exponent)``; `checked_power` refuses huge results."""
         return f"power({', '.join(map(self._print, expr.args))})"
 
     _print_FloatPow = _print_PowByNatural  # noqa: N815 - sympy's way
 
     def _print_LShift(self, expr: sympy.Expr) -> str:  # noqa: N802 - sympy's way
+        """Return the code ``shifted(value, bits)``; `checked_shift` refuses huge results."""
         return f"shifted({', '.join(map(self._print, expr.args))})"
 
 
@@ -335,6 +341,7 @@ def _term_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], ...
 
 
 def _divisors(expr: sympy.Expr) -> set[sympy.Expr]:
+    """Return the divisors of an expression, such as ``s0`` in ``n // s0``; none if it has conditional parts."""
     if "Where" in str(expr) or expr.has(sympy.Piecewise):
         return set()
     return {e.args[1] for e in sympy.preorder_traversal(expr) if type(e).__name__ in ("FloorDiv", "Mod", "PythonMod")}
@@ -358,6 +365,7 @@ def _exact_bounds(expr: sympy.Basic, ranges: tuple[tuple[sympy.Symbol, Range], .
 
 
 def _evaluate_or_none(expr: object, sizes: Mapping[str, int]) -> int | None:
+    """Return the value of an expression for these sizes; None if it divides by zero."""
     try:
         return int(compile_expression(expr)(sizes))
     except (ArithmeticError, ValueError):  # a division by zero: no call has these sizes

@@ -93,7 +93,7 @@ def shape_environment(
 
 
 def _traced_ranges(inputs: Mapping[str, object]) -> dict[Any, Any]:
-    """Return the ranges of the inputs' symbols from the trace, which alone has those of ``mark_dynamic``."""
+    """Return the ranges of the inputs' symbols as in the trace; the ExportedProgram lacks those of ``mark_dynamic``."""
     sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
     nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
@@ -106,6 +106,7 @@ def _input_symbols(ranges: Mapping[sympy.Symbol, object], inputs: Mapping[str, o
 
 
 def _exprs(value: object) -> list[sympy.Expr]:
+    """Return the dynamic sizes of an input (a tensor or symbolic int) as sympy expressions."""
     if isinstance(value, torch.Tensor):
         return [s for s in shape_of(value) if not isinstance(s, int)]
     expr = expression(value) if isinstance(value, torch.SymInt) else 0
@@ -119,6 +120,7 @@ def _input_symbol(
     sizes: Mapping[str, Argument],
     requested: Bounds | None,
 ) -> Symbol:
+    """Return a symbol of the inputs' sizes with its range, and with the input dims that equal or determine it."""
     places, derived, hint = [], [], None
     for place, expr, size in _dynamic_sizes(inputs, sizes):
         if expr == symbol:

@@ -85,13 +85,13 @@ def record_model_conditions(
 
 @functools.cache
 def add_framework_files(torch_files: Callable[[], set[str]]) -> set[str]:
-    """Return the files that torch skips to find the code behind a condition: its own and `_FRAMEWORK_FILES`."""
+    """Return torch's set of framework files and `_FRAMEWORK_FILES`: torch skips them to find the line of the model."""
     return torch_files() | _FRAMEWORK_FILES
 
 
 def model_conditions(shape_env: object) -> Mapping[sympy.Basic, str]:
     """Return the conditions that the model evaluated and torch did not record, in order, each with the code location
-    that evaluated it first. `ATTENTION` and `MASKS` are given only if no other location evaluated it."""
+    that evaluated it first. A location in transformers (`ATTENTION`, `MASKS`) gives way to any other location."""
     return _model_conditions.get(shape_env, {})
 
 

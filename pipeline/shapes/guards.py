@@ -82,7 +82,8 @@ def _only_checks_for_one_query(conditions: Iterable[tuple[object, str]]) -> bool
 
 
 def _does_not_affect_results(condition: object, location: str, checks_one_query: bool) -> bool:
-    """Return whether a condition was evaluated by transformers code whose results do not depend on it."""
+    """Return whether transformers code at this location evaluated a condition on which its results do not depend.
+    ``checks_one_query``: the result of `_only_checks_for_one_query`."""
     return (checks_one_query and ATTENTION in location) or (location.endswith(MASKS) and _compares_with_one(condition))
 
 
@@ -93,7 +94,7 @@ def node_values(graph: torch.fx.Graph) -> Iterator[Argument]:
 
 
 def _guard_origin(guard: Argument) -> str:
-    """Return the file and function that evaluated a guard, as text; in `MODULE_FILE`, torch asserts earlier guards."""
+    """Return the file and function that evaluated a guard, as text: ``torch/_refs/__init__.py:reshape``."""
     found = guard.sloc.framework_loc
     return f"{found.filename}:{found.name}" if hasattr(found, "filename") else ""
 
@@ -106,8 +107,11 @@ class Layouts:
 
     @cached_property
     def mergeable_gaps(self) -> frozenset[Terms | None]:
-        """For each two dims of each tensor, the stride of one minus the extent of the other: 0 if the two can merge.
-        Any two dims count, since einsum merges any. Of two equal conditions torch records an arbitrary one."""
+        """For each two dims of each tensor, the stride of one minus the stride times the size of the other.
+
+        If that is 0, a reshape can merge the two dims without a copy. Any two dims count, since einsum merges any. Of
+        two equal conditions torch records an arbitrary one.
+        """
         tensors = (v for v in node_values(self.graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
         layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)
         pairs = (itertools.permutations(zip(*layout, strict=True), 2) for layout in layouts)
@@ -133,6 +137,7 @@ class Layouts:
 
 
 def _compares_with_one(expr: object) -> bool:
+    """Return whether a condition compares a size or stride with 1 (``s0 != 1``, ``s0 > 1``, ``s0 >= 2``)."""
     if isinstance(expr, sympy.Ne):
         one, other = expr.args  # a stride that is 8 * s is compared with 8
         ratios = [sympy.cancel(a / b) for a, b in ((one, other), (other, one)) if b != 0]
@@ -144,8 +149,8 @@ def _compares_with_one(expr: object) -> bool:
 
 
 def normalized_terms(difference: object) -> Terms | None:
-    """Return the terms of a sum in lowest terms, with a positive coefficient for the first term by name; None for a
-    number, or if a coefficient is not an integer."""
+    """Return a sum as a set of terms with integer coefficients, which have no common factor; the first term by name
+    has a positive one: ``2*a - 4*b`` and ``2*b - a`` are equal. None for a number or fractional coefficients."""
     found = {} if isinstance(difference, int) else sympy.expand(difference).as_coefficients_dict()
     if not found or set(found) == {sympy.S.One} or not all(c.is_Integer for c in found.values()):
         return None

@@ -30,6 +30,7 @@ def operator_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _conditions_of_asserts(graph: torch.fx.Graph) -> Iterator[object]:
+    """Yield the conditions on sizes that assertions in the graph check (``aten._assert_scalar``)."""
     for node in graph.nodes:
         if node.target is aten._assert_scalar.default and isinstance(node.args[0], torch.fx.Node):
             value = node.args[0].meta.get("val")
@@ -47,6 +48,7 @@ def _reshape_conditions(graph: torch.fx.Graph) -> Iterator[sympy.Basic]:
 
 
 def _squeeze_conditions(graph: torch.fx.Graph) -> Iterator[object]:
+    """Yield the condition that each dynamic size which a ``squeeze`` reads is not 1, as torch.export assumes."""
     for node in graph.nodes:
         if node.target in SQUEEZES:
             sizes = shape_of(node.args[0].meta["val"])
@@ -90,7 +92,8 @@ def _mask_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def single_query_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the condition that a causal attention with one query has one key: only then it may ignore ``is_causal``."""
+    """Yield, for each causal attention, that one query implies one key: transformers omits ``is_causal`` for one query,
+    which changes no result if there is one key."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default and argument(node, "is_causal"):
             queries, keys = (shape_of(argument(node, name).meta["val"])[-2] for name in ("query", "key"))

@@ -83,7 +83,8 @@ class Autocast:
         return "\n".join([*map(str, made), f"{len(made)} operators: {total}"])
 
     def rule(self, node: Node) -> Rule:
-        """Return the rule for a node; a node that ``exclude`` names keeps its original dtype."""
+        """Return the rule that decides to which dtypes a node's inputs are cast. If ``exclude`` names the node, its
+        inputs keep their original dtypes."""
         path = module_path(node)
         if any(excludes(entry, node.target, path) for entry in self.exclude):
             return Rule("float32", EXCLUDED)
@@ -119,6 +120,7 @@ class _Caster:
         self.decisions: list[Decision] = []
 
     def cast(self) -> Program:
+        """Return the program with casts, without nodes that no node reads any longer."""
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 self.copy_call(node)
@@ -173,7 +175,8 @@ class _Caster:
         return {n: widest if _dtype(n) in FLOATS else _dtype(n) for n in inputs}
 
     def widest_input_dtype(self, node: Node) -> torch.dtype | None:
-        """Return the widest dtype of a node's inputs except parameters; the reader of a moved parameter casts it."""
+        """Return the widest dtype of a node's computed inputs, without weights. If the node reads only weights, as a
+        transpose of a weight, return None and treat the node as a weight: the nodes that read it decide its dtype."""
         floats = [n for n in node.all_input_nodes if _dtype(n) in FLOATS]
         computed: list[Any] = [_dtype(self.copies[n]) for n in floats if n not in self.weights]
         if floats and not computed and _dtype(node) is not None:
@@ -181,6 +184,7 @@ class _Caster:
         return reduce(torch.promote_types, computed) if computed else None
 
     def cast_arguments(self, node: Node, dtypes: dict[Node, torch.dtype | None]) -> Any:
+        """Return the arguments of a node, each copied and cast to its dtype in ``dtypes``; others keep theirs."""
         return map_arg((node.args, dict(node.kwargs)), lambda n: self.as_dtype(n, dtypes.get(n)))
 
     def as_dtype(self, node: Node, dtype: torch.dtype | None) -> Node:
@@ -193,7 +197,8 @@ class _Caster:
         return self.casts[node, dtype]
 
     def cast_to(self, node: Node, copy: Node, dtype: torch.dtype) -> Node:
-        """Cast a node to a dtype. The weight of a view is cast before the view; casting back returns the original."""
+        """Cast the copy of a node to a dtype. If the node is a view of a weight, cast the weight and view it again. If
+        the copy is itself a cast from this dtype, return the value before that cast."""
         if node in self.weights and node.op == "call_function":
             wishes: dict[Node, torch.dtype | None] = {n: dtype for n in node.all_input_nodes if _dtype(n) in FLOATS}
             args, kwargs = self.cast_arguments(node, wishes)
@@ -206,7 +211,7 @@ class _Caster:
         return self.create(aten._to_copy.default, (copy,), {"dtype": dtype}, node, f"{name}_{_dtype_text(dtype)}")
 
     def emit(self, node: Node, args: Argument, kwargs: Argument) -> Node:
-        """Add the call with these arguments to the new graph; recompute its fake value only if their dtypes changed."""
+        """Add the node's call with new arguments to the new graph; compute a new fake result only if dtypes differ."""
         if self.dtypes_differ(node, args, kwargs):
             return self.create(node.target, args, kwargs, node, node.name)
         copy = self.graph.create_node("call_function", node.target, args, kwargs, node.name)
@@ -214,7 +219,7 @@ class _Caster:
         return copy
 
     def dtypes_differ(self, node: Node, *arguments: Any) -> bool:
-        """Return whether the dtypes of arguments differ from those of the original node's arguments."""
+        """Return whether new arguments of a node have other dtypes than its own. ``arguments``: args, then kwargs."""
         given: list[Node] = []
         map_arg(arguments, given.append)
         own: list[Node] = []
@@ -222,6 +227,7 @@ class _Caster:
         return any(_result_dtypes(a) != _result_dtypes(b) for a, b in zip(given, own, strict=True))
 
     def create(self, target: Target, args: Argument, kwargs: Argument, original: Node, name: str) -> Node:
+        """Add a call to the new graph, with its computed fake result and with the source line of ``original``."""
         if torch.Tag.dynamic_output_shape in getattr(target, "tags", ()):  # tried again, its sizes would be new symbols
             value = original.meta["val"].to(_dtype(args[0]))
         else:
@@ -238,9 +244,11 @@ def _dtype(node: object) -> torch.dtype | None:
 
 
 def _result_dtypes(node: Node) -> list[object]:
+    """Return the dtype of each of a node's results; None for a result that is no tensor."""
     value = node.meta.get("val")
     return [getattr(v, "dtype", None) for v in (value if isinstance(value, (tuple, list)) else [value])]
 
 
 def _dtype_text(dtype: object) -> str:
+    """Return a dtype without the prefix ``torch.``."""
     return str(dtype).removeprefix("torch.")

@@ -75,6 +75,7 @@ class Build:
         )
 
     def _build_here(self, orders: Sequence[BuildOrder], handles: Sequence[NetworkHandle]) -> Iterator[Engine]:
+        """Build the engines in this process, one after the other, and yield each."""
         for i, (order, handle) in enumerate(zip(orders, handles, strict=True)):
             report(i, len(orders), order.name)
             file = PlanFile()
@@ -88,6 +89,7 @@ class Build:
     def _submit(
         self, executor: Executor, orders: Sequence[BuildOrder], handles: Sequence[NetworkHandle]
     ) -> Iterable[Engine]:
+        """Build the engines by the executor's workers, with which files are exchanged; return all engines."""
         with tempfile.TemporaryDirectory(prefix="pipeline-build-", dir=self.folder, ignore_cleanup_errors=True) as name:
             jobs = [
                 Job(order, RemoteBuild(order.network, Path(name, f"{i}.weights"), handle), Path(name, f"{i}.plan"))

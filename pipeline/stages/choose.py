@@ -71,7 +71,8 @@ def measure_segments(
     profile: int | None = None,
     measuring_context: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Sequence[Mapping[str, SegmentCost]]:
-    """Measure segments in calls of the usual sizes, without other ranks. ``measuring_context``: see `segment_costs`."""
+    """Measure the segments of each program on this GPU, at the sizes of a profile, or at the optimal sizes if it is
+    None. A rank of a sharded model is measured alone. ``measuring_context``: as in `segment_costs`."""
     programs = [_with_engines_of_profile(without_communication(each), profile) for each in programs]
     program, cuda = programs[0].program, torch.device("cuda")
     calls = [Call(*create_sample(program, sizes).arguments(program, cuda)) for sizes in tuned_sizes(program, profile)]
@@ -109,7 +110,7 @@ class Choose:
     name: str = field(default="choose", kw_only=True)
 
     def following(self, earlier_stages: tuple[AnyStage, ...]) -> Choose:
-        """Return this stage with the earlier stages, which it uses to compile again."""
+        """Return a copy of this stage that has the pipeline's earlier stages, to compile a program again."""
         return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:
@@ -134,7 +135,8 @@ class Choose:
         return fastest
 
     def _fastest(self, compiled: Compiled, times: Sequence[Times], build_variant: VariantBuilder) -> Compiled:
-        """Return the fastest variant of a program, given the measured times in each profile."""
+        """Return the fastest variant of a program, given the measured times in each profile. ``build_variant`` compiles
+        the variant with some operators in PyTorch."""
         split = [t for t in times if t.other_variant_is_faster]
         by_profiles = _has_engine_per_profile(compiled)
         if not by_profiles and split == times:
@@ -175,7 +177,7 @@ class Choose:
             else:
                 made = captured_program_in_torch(compiled, TRIAL)
             if collectives_by_profile(made) != collectives_by_profile(compiled):
-                raise ValueError("this rank would run collectives in another order than the other ranks")
+                raise ValueError("in it, this rank would run collectives in another order than the other ranks")
         except (ValueError, PipelineError) as error:
             log.info("the variant with more operators in PyTorch is not measured: %s", error)
             return None
@@ -184,7 +186,8 @@ class Choose:
     def _times_by_key(
         self, compiled: Compiled, keys: Mapping[int | None, Keys], build_variant: VariantBuilder
     ) -> Mapping[str, Milliseconds]:
-        """Return the times of a program's variants by key: stored times, and new measurements where none is stored."""
+        """Return a program's stored times by measurement key; first measure and store times that are missing, if this
+        machine has the program's GPU."""
         known = dict(self.kept.load(compiled.settings.compute_capabilities))
         for profile, own in keys.items() if _has_its_gpu(compiled) else ():
             times = Times.look_up(compiled, profile, own, known)
@@ -219,6 +222,7 @@ class Choose:
 
 
 def _minimum_gain(compiled: Compiled, profile: int | None) -> float:
+    """Return the milliseconds that PyTorch must save per call to replace engines."""
     return LEAST if compiled.settings.torch_compile is None and profile is None else LEAST_OF_MANY
 
 
@@ -229,9 +233,10 @@ def _free_gpu_memory() -> None:
 
 @frozen
 class Times:
-    """The milliseconds of a program's variants in calls of a profile. ``whole``: the time of the fastest mixture of
-    engines and PyTorch, and of another variant. ``engines``: the time of each engine, and of its operators in PyTorch.
+    """The measured milliseconds of a program's variants in calls of a profile.
 
+    whole: two times: of the program, in which slower engines are replaced by PyTorch; and of the variant that
+        `Choose._build_other_variant` returns, or None. engines: for each engine its time, and that of PyTorch.
     complete: whether all times are known. least: the milliseconds that a variant must save to be chosen.
     """
 
@@ -256,7 +261,7 @@ class Times:
 
     @property
     def slower_engines(self) -> Mapping[str, tuple[float, float]]:
-        """Return the engines that are slower than their operators in PyTorch."""
+        """Return the engines that are slower than PyTorch, each with its time and PyTorch's time."""
         return _slower_than_torch(self.engines, self.least)
 
     def why_torch(self, what: str, times: Milliseconds, instead: str = "PyTorch") -> Rejection:
@@ -271,8 +276,8 @@ Rows: TypeAlias = "list[tuple[Times, tuple[float, float]]]"
 
 
 def _slower_in_all_profiles(compiled: Compiled, times: Sequence[Times], checked: Sequence[Times]) -> Mapping[str, Rows]:
-    """Return the engines that are slower than PyTorch in the profiles of ``checked``, with their times. An engine that
-    serves all profiles counts only if it is slower in each of the profiles of ``times``."""
+    """Return the engines that are slower than PyTorch, each with its times in the profiles of ``checked``. An engine
+    that serves all profiles counts only if it is slower in every profile. ``times``: the times in all profiles."""
     slower = dict[str, Rows]()
     for t in checked:
         for name, pair in t.slower_engines.items():
@@ -295,12 +300,14 @@ def _has_engine_per_profile(compiled: Compiled) -> bool:
 
 
 def _slower_than_torch(times: Mapping[str, Milliseconds], minimum_gain: float) -> dict[str, tuple[float, float]]:
-    """Return the engines whose operators are faster in PyTorch; empty if replacing them all saves too little."""
+    """Return the engines that are slower than PyTorch, each with both times; none if replacing them all saves too
+    little. ``times``: the time of each engine, and of its operators in PyTorch."""
     found = {name: (a, b) for name, (a, b) in times.items() if b is not None and b < MARGIN * a}
     return found if _saves_enough(*_sums_of_engines_and_torch(found), minimum_gain) else {}
 
 
 def _sums_of_engines_and_torch(times: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+    """Return the total time of the engines, and of their operators in PyTorch."""
     return sum(a for a, _ in times.values()), sum(b for _, b in times.values())
 
 
@@ -310,6 +317,7 @@ def _saves_enough(before: float, after: float, minimum_gain: float) -> bool:
 
 
 def _sums(times: Iterable[Milliseconds]) -> str:
+    """Return a text for the log: PyTorch's total time, the engines' total time, and how to keep the engines."""
     ours, theirs = (sum(column) for column in zip(*times, strict=True))
     return f"{theirs:.3g} ms instead of {ours:.3g} (set faster_in_torch=False to keep them in TensorRT)"
 

@@ -63,6 +63,7 @@ def convert(partitioned: Partitioned) -> Converted:
 
 
 def _merge_mappings(mappings: Iterable[Mapping[str, Any]]) -> FrozenDict[str, Any]:
+    """Return one mapping with the items of all mappings, such as the recipes of all segments."""
     return FrozenDict({name: value for part in mappings for name, value in part.items()})
 
 
@@ -112,7 +113,8 @@ class _Conversion:
             self.ctx.record_shape(tensor, port.shape)
 
     def size_in_network(self, expr: Expr) -> int:
-        """Return an input's size in the network: -1 if it is dynamic, within the segment's profile if it has one."""
+        """Return the number to declare for a size of a network input that is dynamic in the program: -1, or the size's
+        only value in the segment's profile."""
         given = None if self.segment.profile is None else bounds(expr, self.ranges)
         return given.min if given is not None and given.min == given.max else -1
 
@@ -205,7 +207,8 @@ class _Conversion:
                     check_tensor(made, wanted, self.ranges, given, relations)
 
     def keep_direct_weights(self, first_layer: int) -> None:
-        """Record weights that a converter passed to TensorRT directly, in memory that stays valid until the build."""
+        """Record the weights that a converter set on layers without the context's methods, and copy them to memory that
+        stays valid until the build. ``first_layer``: the index of the converter's first layer."""
         for i in range(first_layer, self.ctx.net.num_layers):
             layer = typed_layer(self.ctx.net, i)
             for held in (each for each in layer_weights(layer) if each.pointer is not None):
@@ -228,7 +231,8 @@ class _Conversion:
         return self.ctx.net.num_inputs, self.ctx.net.num_outputs
 
     def check_network(self, node: torch.fx.Node, result: object, first: int, binding_counts: tuple[int, int]) -> None:
-        """Raise an error if a converter added an input or output, or returns another network's tensor."""
+        """Raise an error if a converter added an input or output, or returns another network's tensor. ``first``: the
+        index of its first layer; ``binding_counts``: the numbers of inputs and outputs before the call."""
         if self.count_bindings() != binding_counts:
             raise NetworkError("the converter added an input or output to the network, which no converter may do")
         known = {id(t) for t in tree_leaves([self.env.get(n.name) for n in node.all_input_nodes])}
@@ -245,7 +249,8 @@ class _Conversion:
         return any(tensor is known for known in chain(outputs, inputs))
 
     def record_computed_weights(self, node: torch.fx.Node, literal_count: int) -> None:
-        """Record float arrays that a converter computed, presumably from parameters: a refit cannot update them."""
+        """Record float arrays that a converter computed, presumably from parameters: a refit cannot update them.
+        ``literal_count``: the number of literal weights before the converter's call."""
         parameters = [n.name for n in node.all_input_nodes if n.name in self.segment.constants]
         for name, value in list(self.ctx.literals.items())[literal_count:] if parameters else ():
             if value.is_floating_point() and value.numel() > 1:
@@ -294,7 +299,7 @@ class _Conversion:
                 taken.add(name)
 
     def is_shape_tensor(self, port: Port) -> bool:
-        """Return whether an input that is a size determines a shape in the network, not only computed values."""
+        """Return whether TensorRT reads an input, a symbolic int, as a shape (in a reshape), not only as a value."""
         return port.kind == "symint" and bool(self.ctx.symbols[str(port.value)][0].is_shape_tensor)
 
     def mark_output_of_port(self, port: Port, read_names: frozenset[str]) -> None:
@@ -321,6 +326,7 @@ class _Conversion:
         return frozenset(tensor.name for tensor in tensors if tensor is not None)
 
     def layers(self, first_layer: int = 0) -> list[Any]:
+        """Return the network's layers from index ``first_layer`` on."""
         return [self.ctx.net.get_layer(i) for i in range(first_layer, self.ctx.net.num_layers)]
 
     def name_tensors(self) -> None:

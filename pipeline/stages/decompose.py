@@ -27,11 +27,18 @@ from pipeline.program import Program
 
 @frozen
 class Decompose:
-    """The decompose stage. For each node, the first rule that fits applies. A node stays if a user's converter of
-    priority HIGH may accept it. A composite operator that contains an operator with such a converter, or with a user's
-    decomposition, is decomposed down to that operator. Next come a registered decomposition, a converter that accepts
-    the node, and torch's decomposition. Operators on complex values use the rule for pairs of reals, or else torch's
-    decomposition. ``disabled``: operators that are not decomposed, so that a converter or PyTorch runs them."""
+    """The decompose stage. It treats each operator by the first of these rules that applies:
+
+    1. If a user's converter of priority HIGH may accept the operator, the operator stays.
+    2. A composite operator that contains an operator with such a converter, or with a user's decomposition, is
+       decomposed down to that operator.
+    3. A registered decomposition is applied.
+    4. If a converter accepts the operator, the operator stays.
+    5. torch's decomposition is applied.
+
+    Operators on complex tensors are rewritten to operators on pairs of reals, or else decomposed by torch.
+    ``disabled``: operators that are not decomposed, so that a converter or PyTorch runs them.
+    """
 
     registry: ConverterRegistry = field(repr=False)
     decompositions: DecompositionTable = field(repr=False)
@@ -39,7 +46,7 @@ class Decompose:
     name: str = "decompose"
 
     def __call__(self, program: Program) -> Program:
-        """Return the program in the registry's opset, with constants folded."""
+        """Return the decomposed program; nodes that depend only on parameters become placeholders with recipes."""
         claims = UserRegistrations.of(self.registry, self.decompositions, program.settings)
         uniform = normalize_quantization(program)
         rewriter = Rewriter(uniform, claims, Decompositions(self.decompositions, self.disabled))

@@ -34,7 +34,7 @@ def to_try_in_torch(program: Program, profile: int | None) -> tuple[str, ...]:
 
 
 def kinds_in_words(program: Program, names: Sequence[str]) -> str:
-    """Return a text for reports that says which kinds of operators these are."""
+    """Return the operators' kinds for a report: ``matmuls by weights``, or ``matmuls by weights and attention``."""
     inside = {*names}
     attends = any(node.name in inside and node.target is SDPA for node in program.graph.nodes)
     return "matmuls by weights and attention" if attends else "matmuls by weights"
@@ -51,9 +51,11 @@ def _matmul_names(program: Program) -> Iterator[str]:
 
 
 def _attention_names(program: Program, profile: int | None) -> Iterator[str]:
-    """Yield the names of attention operators, and of their masks, that may be faster in PyTorch: with many queries at
-    the usual sizes of a profile, or with one query that a kernel for CUDA graphs supports (with Triton, or without a
-    GPU, where measurements of another machine decide)."""
+    """Yield the names of attention operators, and of their masks, that may be faster in PyTorch.
+
+    These have 64 queries or more at the optimal sizes of a profile, or a single query in a CUDA graph. The latter needs
+    a Triton kernel; without a GPU, the operator is named as well, since measurements of another machine may be stored.
+    """
     nodes = [node for node in program.graph.nodes if node.target is SDPA]
     sizes = tuned_sizes(program, profile)[0] if nodes else {}
     settings = program.settings

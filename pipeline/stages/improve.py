@@ -59,5 +59,5 @@ class Improve:
         """Return the stage without these passes; raise a `ValueError` for a pass that the stage does not have."""
         left_out = {_to_pass(name).name for name in names}
         if missing := sorted(left_out - {each.name for each in self.passes}):
-            raise ValueError(f"the stage {self.name} has no pass {', '.join(missing)}; its attribute passes has all")
+            raise ValueError(f"the stage {self.name} has no pass {', '.join(missing)}; see its attribute passes")
         return evolve(self, passes=tuple(each for each in self.passes if each.name not in left_out))

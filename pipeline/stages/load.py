@@ -41,7 +41,7 @@ class Load:
     name: str = field(default="load", kw_only=True)
 
     def following(self, earlier_stages: tuple[AnyStage, ...]) -> Load:
-        """Return this stage with the earlier stages, which it uses to compile again."""
+        """Return a copy of this stage that has the pipeline's earlier stages, to compile a program again."""
         return evolve(self, before=earlier_stages)
 
     def check_ready(self, settings: CompilationSettings) -> None:

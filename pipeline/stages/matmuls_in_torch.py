@@ -23,14 +23,16 @@ TRIAL: Final = Rejection("this trial measures its time in PyTorch")
 
 
 def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names: Sequence[str]) -> Compiled:
-    """Compile a program again, with the operators ``node_names`` in PyTorch. These operators already divide layers, so
-    `BehindUpdates` replaces the default partitioner, or one that cuts between submodules.
+    """Compile a program again, with the operators ``node_names`` in PyTorch.
+
+    These operators divide each layer of the model, so cuts between layers are not needed as well: `BehindUpdates`
+    replaces the default partitioner, and a partitioner that cuts between submodules.
 
     Raises:
-        ValueError: ``node_names`` names no operators, or an engine is for all profiles.
+        ValueError: ``node_names`` is empty, or an engine is for all profiles.
     """
     if not node_names:
-        raise ValueError("the program has no matmuls in half precision by large weights")
+        raise ValueError("the program has no half-precision matmuls by large weights, so no operator to run in PyTorch")
     _check_engine_per_profile(compiled)
     recompiler = Recompiler.from_stages(stages)
     cut: Any = recompiler.partition
@@ -46,11 +48,12 @@ def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names:
 
 def _check_engine_per_profile(compiled: Compiled) -> None:
     if names := [segment.name for segment in compiled.partitioned.engine_segments if segment.profile is None]:
-        raise ValueError(f"the engine {names[0]} serves all profiles; expected one engine for each profile")
+        how = "insert pipeline.engine_per_profile() to build one for each"
+        raise ValueError(f"the engine {names[0]} serves all profiles; {how}")
 
 
 def replace_trial_reason(compiled: Compiled, reason: Rejection) -> Compiled:
-    """Return a program of `matmuls_in_torch` in which ``reason`` explains why its operators run in PyTorch."""
+    """Return a program that `matmuls_in_torch` returned, with ``reason`` as the reason why operators run in PyTorch."""
     partitioned = compiled.partitioned
     fallbacks = (
         evolve(each, reason=reason.reason, hint=reason.hint) if each.reason == TRIAL.reason else each

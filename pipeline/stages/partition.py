@@ -94,6 +94,7 @@ class InPieces:
         return _partition(validated, _largest_units, self._cut_engine)
 
     def _cut_engine(self, flow: Flow, units: Units, operators: Sequence[int]) -> list[tuple[int, ...]]:
+        """Cut an engine's operators (indices of nodes) into pieces: evenly, or between the submodules that match."""
         if self.count is not None:
             return split_evenly(flow, units, operators, self.count)
         submodules = Submodules(pattern=self.between)
@@ -102,6 +103,7 @@ class InPieces:
 
 
 def _cut_large_engine(flow: Flow, units: Units, operators: Sequence[int]) -> list[tuple[int, ...]]:
+    """Cut an engine's operators (indices of nodes) evenly into pieces of about 1,000; a small engine is one piece."""
     return split_evenly(flow, units, operators, max(1, len(operators) // OPERATORS_PER_ENGINE))
 
 
@@ -185,12 +187,14 @@ def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
 
 
 def _check_positive(name: str, value: object, path_option: str) -> None:
+    """Raise an error if an option is no positive integer; the error names ``path_option``, which takes module paths."""
     if not isinstance(value, int) or value < 1:
         kind = ValueError if isinstance(value, int) else TypeError
         raise kind(f"{name} must be an integer of at least 1, got {value!r}; pass module paths as {path_option}=")
 
 
 def _largest_units(flow: Flow, refused: dict[int, str]) -> Units:
+    """Return the units that the default partitioner never cuts: operators, and patterns that TensorRT fuses."""
     return build_units(flow, fused_patterns(flow, lambda i: i not in refused))
 
 
@@ -199,6 +203,8 @@ def _partition(
     choose_units: Callable[[Flow, dict[int, str]], Units],
     cut_engine: Callable[[Flow, Units, Sequence[int]], list[tuple[int, ...]]] | None = None,
 ) -> Partitioned:
+    """Return the segments of a program. ``choose_units`` groups operators that share a segment; ``cut_engine`` cuts
+    each engine into pieces; None: engines are not cut."""
     program, settings = validated.program, validated.program.settings
     reasons = _refused_nodes(validated)
     if reasons and settings.require_full_compilation:
@@ -231,6 +237,7 @@ def _refused_nodes(validated: Validated) -> Mapping[Node, str]:
 
 
 def _items_of_tuple_result(node: Node) -> Iterable[Node]:
+    """Return the nodes that take an item of a node's tuple result (``operator.getitem``); none for a single tensor."""
     if isinstance(node.meta.get("val"), torch.Tensor):
         return ()
     return (user for user in node.users if user.op == "call_function" and not is_operator(user))

@@ -58,6 +58,7 @@ class Decision:
 
 
 def _to_calibration_inputs(value: object) -> tuple[object, ...]:
+    """Return the calibration inputs as a tuple; raise a `TypeError` for a single tensor, text or mapping."""
     if isinstance(value, torch.Tensor | str | Mapping) or not isinstance(value, Iterable):
         raise TypeError(f"calibration must be a list of typical inputs, as [(x,)], got {kind_of(value)}")
     return tuple(value)
@@ -146,6 +147,7 @@ class _Quantizer:
         self.scales: dict[str, torch.Tensor] = {}
 
     def run(self) -> Program:
+        """Return the program with quantized operators, whose scales are new constants."""
         chosen = [n for n in self.graph.nodes if is_operator(n) and weight_of(n) is not None and self.can_quantize(n)]
         found = self.activation_ranges(chosen) if self.options.activations is not None else {}
         for node in chosen:
@@ -182,6 +184,7 @@ class _Quantizer:
         self.decisions.append(Decision(node.name, qualified_name(node.target), module_path(node), decision))
 
     def activation_ranges(self, operators_to_quantize: Sequence[Node]) -> Mapping[str, float]:
+        """Run the calibration inputs; return the range of each activation that these operators read, by node name."""
         wanted = {source.name for node in operators_to_quantize for source in node.all_input_nodes[:1]}
         try:
             return measure_ranges(
@@ -203,6 +206,7 @@ class _Quantizer:
             yield leaves
 
     def quantize_operator(self, node: Node, ranges: Mapping[str, float]) -> None:
+        """Round an operator's weight and, if requested, its activation, whose range is in ``ranges`` by node name."""
         weight, source, options = weight_of(node), node.args[0], self.options
         assert weight is not None and isinstance(source, Node)
         block = scale_block_shape(options.weights, node)
@@ -217,7 +221,8 @@ class _Quantizer:
         self.record_decision(node, said)
 
     def round_weight(self, weight: Node, block: Sequence[int] | None, before: Node) -> Node:
-        """Insert the nodes that round a weight, and return the last of them."""
+        """Insert the nodes that round a weight, and return the last. ``block``: the sizes of a block that shares a
+        scale; ``before``: the operator that reads the weight, whose source line the nodes get."""
         options = self.options
 
         def rounding(given: torch.Tensor) -> torch.Tensor:
@@ -245,7 +250,8 @@ class _Quantizer:
         return self.graph.inserting_after(last if node.op == "placeholder" else node)
 
     def insert_activation_pair(self, activation: Node, largest: float, reader: Node) -> Node:
-        """Return the quantize/dequantize pair that rounds an activation. All readers share the pair."""
+        """Return the quantize/dequantize pair that rounds an activation; create it if it does not exist. ``largest``:
+        the largest magnitude; ``reader``: an operator that reads the activation."""
         type = self.options.activations
         if activation.name not in self.pairs:
             assert type is not None
@@ -262,4 +268,5 @@ class _Quantizer:
 
 
 def _placeholder_name(name: str) -> str:
+    """Return the name of the graph's placeholder for a scale: ``quantize_relu_scale`` for ``relu.scale``."""
     return f"quantize_{name.replace('.', '_')}"

@@ -65,5 +65,6 @@ def _fallback_reason(fallback: Fallback) -> str:
 
 
 def _is_quantization_operator(target: str) -> bool:
+    """Return whether the operator with this name quantizes or dequantizes."""
     operator = find_operator(target)
     return operator is not None and op_kind(operator) in QUANTIZED

@@ -90,6 +90,7 @@ class Validate:
 
 
 def _verdicts(program: Program, lookup: BoundRegistry) -> FrozenDict[str, Verdict]:
+    """Return, by node name, the verdict for each call in a program's graph: a converter, or reasons against engines."""
     verdicts: dict[str, Verdict] = {}
     for node in program.graph.nodes:
         if node.op == "call_function":
@@ -117,6 +118,7 @@ def _decompose_calls(
 
 
 def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earlier: dict[str, Verdict]) -> Verdict:
+    """Return a node's verdict: a converter, or the reasons why none runs it. ``earlier``: the verdicts so far."""
     target, found = qualified_name(node.target), lookup.choose(node)
     choice = found if isinstance(found, Choice) else None
     allocated = choice is not None and choice.support.requires_output_allocator
@@ -139,7 +141,8 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
         if isinstance(value, torch.SymBool | torch.SymFloat):
             is_float = isinstance(value, torch.SymFloat)
             if not is_float or node.target not in TAKES_FLOATS or free_unbacked_symbols(value):
-                yield Rejection(f"{role} is a symbolic {'float' if is_float else 'bool'}, which Python computes")
+                kind = "float" if is_float else "bool"
+                yield Rejection(f"{role} is a symbolic {kind}, which Python computes outside of engines")
         elif isinstance(value, torch.Tensor):
             yield from _tensor_rejections(role, value, program.settings)
             yield from islice(_unbounded_size_rejections(role, value, program), 1)
@@ -148,25 +151,27 @@ def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], 
         if verdict is None or verdict.supported or not isinstance(value, torch.SymInt):
             continue
         if free_unbacked_symbols(value):  # values computed from inputs' sizes are known before the engine runs
-            yield Rejection(f"Python computes the argument {source.name} ({verdict.target}) from data")
+            yield Rejection(f"Python computes the argument {source.name} ({verdict.target}) from values of tensors")
 
 
 def _complex_rejections(node: torch.fx.Node) -> Iterator[Rejection]:
+    """Yield a rejection for each complex tensor among a node's result and inputs."""
     if node.target is operator.getitem:  # its operator has the reason
         return
     for role, value in _result_and_inputs(node):
         if isinstance(value, torch.Tensor) and value.is_complex():
             dtype = str(value.dtype).removeprefix("torch.")
             if joins_or_splits_complex(node.target):
-                why = "engines store pairs of reals, which PyTorch converts from and to complex tensors"
+                why = "engines store pairs of reals instead, and PyTorch converts between the two"
                 yield Rejection(f"{role} is {dtype}: {why}")
             else:
-                why = f"{qualified_name(node.target)} has no implementation on pairs of reals"
+                why = f"in engines {qualified_name(node.target)} has no implementation on pairs of reals"
                 hint = "compute with pairs of reals (torch.view_as_real), or let PyTorch run it"
                 yield Rejection(f"{role} is {dtype}, and {why}", hint)
 
 
 def _tensor_rejections(role: str, value: torch.Tensor, settings: CompilationSettings) -> Iterator[Rejection]:
+    """Yield rejections of a tensor (``role`` in words) whose dtype, rank or layout TensorRT does not support."""
     dtype = str(value.dtype).removeprefix("torch.")
     if value.dtype == torch.float64 and not settings.truncate_double:
         hint = "pass truncate_double=True to compute it in float32"
@@ -199,7 +204,7 @@ def _untuned_size_rejections(node: torch.fx.Node, program: Program) -> Iterator[
     for sizes in zip_longest(*shapes, fillvalue=1):
         if any(map(_is_data_dependent, sizes)) and len({program.shapes.bounds(size).opt for size in sizes} - {1}) > 1:
             words = " and ".join(dict.fromkeys(program.shapes.words(size) for size in sizes if size != 1))
-            why = f"the inputs have the sizes {words} in one dim, which are equal only for some data"
+            why = f"the inputs have sizes {words} in one dim, and only the data decides whether they are equal"
             instead = "pass an input whose values never change as pipeline.Constant"
             yield Rejection(why, f"compute both from sizes of inputs; {instead}")
 

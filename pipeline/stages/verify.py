@@ -65,7 +65,8 @@ class Verify:
     name: str = field(default="verify", kw_only=True)
 
     def following(self, earlier_stages: tuple[AnyStage, ...]) -> Verify:
-        """Return this stage with the earlier stages, with which it compiles a program again to heal it."""
+        """Return a copy of this stage that has the pipeline's earlier stages, to compile a program again and so heal
+        it."""
         return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:

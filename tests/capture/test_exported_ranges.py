@@ -35,7 +35,7 @@ def test_an_input_asks_for_a_part_of_a_range(dim: object, low: int) -> None:
     ("dim", "low", "high"), [(Dim("b", min=3), 2, 8), (Dim("b", max=8), 2, 9), (Dim("b", min=1, max=8), 0, 8)]
 )
 def test_an_input_beyond_the_range_is_refused_in_words(dim: object, low: int, high: int) -> None:
-    with pytest.raises(ValueError, match=r"was exported as .*, not .*: pass the module, or export it so"):
+    with pytest.raises(ValueError, match=r"was exported as .*, not .*: pass the module, or export it with this dtype"):
         pipeline.capture(exported(dim), (between(low, high),))
 
 

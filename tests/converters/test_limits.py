@@ -39,7 +39,7 @@ HAND_MADE = {
     "attention is faster than TensorRT's on this kind of GPU": "tests/converters/test_attention.py",
     "is a Python bool of dynamic sizes, which engines do not support": "test_a_condition_on_sizes_is_refused",
     "that depends on data and has no bound": "tests/shapes/test_data_dependent.py",
-    "which are equal only for some data": "tests/shapes/test_data_dependent.py",
+    "only the data decides whether they are equal": "tests/shapes/test_data_dependent.py",
 }
 """Reasons for nodes that no call or model here leads to, each with its test, below or elsewhere."""
 
