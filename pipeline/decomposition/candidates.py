@@ -44,8 +44,8 @@ class Decompositions:
         return decomposition_table[target] if target in torch_enabled_decompositions else _operator_if_composite(target)
 
     def all_decompositions(self, target: object) -> Iterator[Function]:
-        """Yield the decompositions of an operator, both registered and torch's; nothing for operators of core ATen.
-        `CallSearch` searches them for calls of a user's operator."""
+        """Yield the decompositions of an operator, both registered and torch's; none for core ATen. `CallSearch`
+        searches them for calls of a user's operator."""
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
             whole = target in torch_whole_decompositions and target not in self.disabled
             torchs = (decomposition_table[target] if whole else None, self.torch_decomposition(target))
@@ -129,8 +129,7 @@ def check_decomposition_results(result: Argument, expected: Argument) -> None:
 
 
 def _has_same_type_as(value: object, expected: torch.Tensor) -> bool:
-    """Return whether a result is a tensor with the dtype and rank of ``expected``, and equal sizes where both are
-    static."""
+    """Return whether a result is a tensor with the dtype, rank and static sizes of ``expected``."""
     if not isinstance(value, torch.Tensor) or value.dtype != expected.dtype or value.dim() != expected.dim():
         return False
     sizes = zip(shape_of(value), shape_of(expected), strict=True)

@@ -57,7 +57,7 @@ class GraphEdit:
         return node
 
     def insert_dequantized_weight(self, before: Node, *arguments: Argument) -> Node:
-        """Insert a weight before a node: a call of ``dequantize`` (`pipeline.aten.quantized`) with these arguments."""
+        """Insert a weight before a node: a call of the operator ``dequantize`` with these arguments."""
         return self.insert(before, DEQUANTIZE, arguments)
 
     def insert_cast(self, before: Node, x: Node, dtype: torch.dtype) -> Node:

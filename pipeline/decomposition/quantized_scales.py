@@ -22,7 +22,7 @@ MIN_SCALE: Final = 2.0**-23
 
 
 def per_tensor_qparams(known: Facts, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Results:
-    """Compute torch's ``choose_qparams`` by plain operators, given which arguments are constant (``known``):
+    """Compute torch's ``choose_qparams`` by plain operators. ``known``: the constant arguments. Schema:
     choose_qparams(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)"""
     least, most = _include_zero(input.amin(), input.amax())
     scale = ((most - least) / (high - low)).float().clamp(min=eps)
@@ -33,7 +33,7 @@ def per_tensor_qparams(known: Facts, input: Tensor, low: int, high: int, eps: fl
 def per_tensor_symmetric_qparams(
     known: Facts, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype
 ) -> Results:
-    """Compute torch's ``choose_qparams_symmetric`` by plain operators, given which arguments are constant (``known``):
+    """Compute torch's ``choose_qparams_symmetric`` by plain operators. ``known``: the constant arguments. Schema:
     choose_qparams_symmetric(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor,
     Tensor)"""
     scale = (input.abs().amax() / ((high - low) / 2)).float().clamp(min=eps).reshape(1)
@@ -41,7 +41,7 @@ def per_tensor_symmetric_qparams(
 
 
 def per_token_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Results:
-    """Compute torch's ``choose_qparams_per_token`` by plain operators, given which arguments are constant (``known``):
+    """Compute torch's ``choose_qparams_per_token`` by plain operators. ``known``: the constant arguments. Schema:
     choose_qparams_per_token(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
     most = input.abs().amax(-1, keepdim=True)
     scale = (most.float() if most.dtype == torch.float16 else most).clamp(min=1e-5) / 127
@@ -49,9 +49,8 @@ def per_token_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Result
 
 
 def per_token_asymmetric_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Results:
-    """Compute torch's ``choose_qparams_per_token_asymmetric`` by plain operators, given which arguments are constant
-    (``known``):
-    choose_qparams_per_token_asymmetric(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
+    """Compute torch's ``choose_qparams_per_token_asymmetric`` by plain operators. ``known``: the constant arguments.
+    Schema: choose_qparams_per_token_asymmetric(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
     least, most = _include_zero(input.amin(-1, keepdim=True), input.amax(-1, keepdim=True))
     scale = ((most - least) / 255).clamp(min=MIN_SCALE)
     down, up = least / scale, most / scale

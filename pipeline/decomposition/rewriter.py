@@ -71,8 +71,7 @@ class Rewriter:
         return self._transform_nodes(transform)
 
     def _transform_nodes(self, transform: Callable[[Node, Call], Argument]) -> torch.fx.Graph:
-        """Build the new graph: for each call, ``transform`` adds nodes and returns the call's result; other nodes are
-        copied."""
+        """Build the new graph: ``transform`` adds a call's nodes and returns its result; other nodes are copied."""
         env: dict[Node, Argument] = {}
         for node in self.program.graph.nodes:
             if node.op == "call_function":

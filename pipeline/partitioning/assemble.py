@@ -102,8 +102,7 @@ class _SegmentAssembler:
         return Partitioned(self.program, segments, self.validated.verdicts, fallbacks, tuple(cuts(segments)))
 
     def _assign_to_segment(self, name: str, segment: int) -> None:
-        """Record that a segment, given by its index, runs the operator with this name; raise `ValueError` if another
-        one does."""
+        """Record which segment, by index, runs an operator; raise `ValueError` if another segment does already."""
         node = self.nodes_by_name.get(name)
         if node is None or not is_operator(node):
             raise ValueError(f"a group has {name}, which is not an operator of the program: correct its name")
@@ -217,8 +216,7 @@ class _SegmentAssembler:
                     yield Port(str(leaf), torch.int64, (), (bounds(leaf, self.program.shapes),), "symint", leaf)
 
     def _port_of(self, node: Node) -> Port:
-        """Return the `Port` of a node, which describes the node's value (name, dtype, shape) as a segment's input or
-        output."""
+        """Return the `Port` that describes a node's value (name, dtype, shape) as an input or output of a segment."""
         if node not in self.ports:
             self.ports[node] = make_port(node.name, node.meta["val"], self.program.shapes)
         return self.ports[node]
