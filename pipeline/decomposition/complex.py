@@ -48,8 +48,7 @@ class ComplexValues:
         self.parts: dict[torch.fx.Node, Pair] = {}
 
     def split_arguments(self, arguments: object, meta: Mapping[str, object]) -> Argument:
-        """Return arguments with each complex node or number replaced by its `Pair` of real parts. New nodes get the
-        metadata ``meta``."""
+        """Return arguments with each complex node or number as a `Pair` of real parts; ``meta``: for new nodes."""
 
         def one(value: object) -> Argument:
             if isinstance(value, complex):

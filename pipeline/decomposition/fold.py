@@ -159,8 +159,7 @@ def _dependencies_first(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 def _hashable_value(value: object) -> Argument:
-    """Convert an argument of a recipe's operator call so that it can be printed and hashed: lists become tuples, and
-    devices "cpu"."""
+    """Return an argument of a recipe's operator call in a hashable form: tuples for lists, and "cpu" for devices."""
     if isinstance(value, torch.device):
         return "cpu"
     if isinstance(value, (tuple, list)):

@@ -205,7 +205,7 @@ def _set_name(function: Argument, name: str) -> Argument:
 
 
 def _dequantize_instead_of_cast(dtype: torch.dtype, weight: torch.Tensor) -> Argument:
-    """Return a quantized weight as floats: by a dequantization of scale 1 in place of a cast, so that the weight stays
+    """Return a quantized weight as floats, by a dequantization of scale 1, so that the weight itself stays
     quantized."""
     one = torch.ones((), dtype=torch.float32, device=weight.device)
     type = "int8" if weight.dtype == torch.int8 else "fp8"

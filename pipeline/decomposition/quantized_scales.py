@@ -22,8 +22,8 @@ MIN_SCALE: Final = 2.0**-23
 
 
 def per_tensor_qparams(known: Facts, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Results:
-    """Compute torch's ``choose_qparams`` by plain operators. ``known``: the constant arguments. Schema:
-    choose_qparams(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)"""
+    """Compute PT2E's ``choose_qparams`` by plain operators. ``known``: the constant arguments. Schema: (Tensor input,
+    int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)"""
     least, most = _include_zero(input.amin(), input.amax())
     scale = ((most - least) / (high - low)).float().clamp(min=eps)
     zero = (low - (least / scale).round()).clamp(low, high)
@@ -33,24 +33,23 @@ def per_tensor_qparams(known: Facts, input: Tensor, low: int, high: int, eps: fl
 def per_tensor_symmetric_qparams(
     known: Facts, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype
 ) -> Results:
-    """Compute torch's ``choose_qparams_symmetric`` by plain operators. ``known``: the constant arguments. Schema:
-    choose_qparams_symmetric(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor,
-    Tensor)"""
+    """Compute PT2E's ``choose_qparams_symmetric`` by plain operators. ``known``: the constant arguments. Schema:
+    (Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)"""
     scale = (input.abs().amax() / ((high - low) / 2)).float().clamp(min=eps).reshape(1)
     return scale, torch.full_like(scale, 128 if dtype == torch.uint8 else 0)
 
 
 def per_token_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Results:
-    """Compute torch's ``choose_qparams_per_token`` by plain operators. ``known``: the constant arguments. Schema:
-    choose_qparams_per_token(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
+    """Compute PT2E's ``choose_qparams_per_token`` by plain operators. ``known``: the constant arguments. Schema:
+    (Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
     most = input.abs().amax(-1, keepdim=True)
     scale = (most.float() if most.dtype == torch.float16 else most).clamp(min=1e-5) / 127
     return scale, torch.zeros_like(scale)
 
 
 def per_token_asymmetric_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Results:
-    """Compute torch's ``choose_qparams_per_token_asymmetric`` by plain operators. ``known``: the constant arguments.
-    Schema: choose_qparams_per_token_asymmetric(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
+    """Compute PT2E's ``choose_qparams_per_token_asymmetric`` by plain operators. ``known``: the constant arguments.
+    Schema: (Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
     least, most = _include_zero(input.amin(-1, keepdim=True), input.amax(-1, keepdim=True))
     scale = ((most - least) / 255).clamp(min=MIN_SCALE)
     down, up = least / scale, most / scale
@@ -75,8 +74,7 @@ SCALE_FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
 
 
 def form_without_mask(form: Function) -> Function:
-    """Wrap the form of a fake quantizer for an operator that returns a tuple (result, mask): the wrapper returns None
-    as mask."""
+    """Wrap the form of a fake quantizer for an operator that also returns a mask: the wrapper returns None for it."""
 
     def wrapped(known: Facts, *args: Argument) -> Argument:
         return form(known, *args), None

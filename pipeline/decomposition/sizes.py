@@ -44,17 +44,17 @@ class _GraphSizeAnalysis(PythonReferenceAnalysis):
 
     @staticmethod
     def int_truediv(a: Argument, b: Argument) -> Argument:
-        """Return the quotient of two integers in a size expression, as torch.fx proxies, as a float."""
+        """Add a node for the quotient, a float, of two integers in a size expression."""
         return a / b
 
     @staticmethod
     def expr_cond_pair(value: Argument, condition: Argument) -> tuple[Argument, Argument]:
-        """Return a value and its condition, one case of a SymPy ``Piecewise`` expression, unchanged."""
+        """Return one case of a SymPy ``Piecewise`` expression, a value and its condition, unchanged."""
         return value, condition  # torch 2.11 has no conditions
 
     @staticmethod
     def piecewise(*pairs: tuple[Argument, Argument]) -> Argument:
-        """Return a node for a SymPy ``Piecewise`` expression: the value of the first pair whose condition is true."""
+        """Add nodes for a SymPy ``Piecewise`` expression: the value of the first pair whose condition is true."""
         *before, (result, _) = pairs
         for value, condition in reversed(before):
             result = torch.sym_ite(condition, value, result)

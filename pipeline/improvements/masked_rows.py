@@ -90,7 +90,8 @@ def masked_rows(rewriting: Rewriting) -> None:
 
 def _has_one_query(rewriting: Rewriting, attention: Node) -> bool:
     """Return whether an attention has a single query in some profile; its result is then smaller than its values.
-    TensorRT-RTX 1.4 crashes in the build for one query and batch size 1, if mask and values depend on the same rows."""
+    TensorRT-RTX 1.4 crashes in the build for one query and batch size 1, if one boolean tensor selects in mask and
+    values."""
     shapes = rewriting.program.shapes
     length = shape_of(attention.meta["val"])[-2]
     ranges = [bounds(length, {**shapes, **profile}) for profile in (*rewriting.program.profiles, {})]

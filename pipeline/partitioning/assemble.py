@@ -231,8 +231,7 @@ class _SegmentAssembler:
 
 
 def fallback_record(validated: Validated, node: Node, reason: str) -> Fallback:
-    """Return the record that a node runs in PyTorch for this reason, with hints from the check of the node by
-    converters."""
+    """Return the record that a node runs in PyTorch for this reason, with the hints of converters that refused it."""
     hint = "; ".join(dict.fromkeys(r.hint for r in validated.verdicts[node.name].reasons if r.hint))
     return Fallback(node.name, qualified_name(node.target), reason, hint, source_line(node))
 
