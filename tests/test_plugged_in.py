@@ -83,11 +83,17 @@ def test_a_converter_may_give_what_it_was_given() -> None:
 
 DECOMPOSITIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "raises": (lambda x: 1 / 0, "is wrong: ZeroDivisionError: division by zero"),
-    "another rank": (lambda x: x.sum(), r"decomposition returned float32[]; the operator returns float32[2, 4]"),
-    "another dtype": (lambda x: x.half(), "decomposition returned float16[2, 4]; the operator returns float32[2, 4]"),
-    "nothing": (lambda x: None, "decomposition returned None; the operator returns float32[2, 4]"),
-    "a number": (lambda x: 3.0, "decomposition returned a float; the operator returns float32[2, 4]"),
-    "two": (lambda x: (x, x), "decomposition returned 2 results; the operator returns float32[2, 4]"),
+    "another rank": (
+        lambda x: x.sum(),
+        r"decomposition returned float32[], but must return float32[2, 4] like its operator",
+    ),
+    "another dtype": (
+        lambda x: x.half(),
+        "decomposition returned float16[2, 4], but must return float32[2, 4] like its operator",
+    ),
+    "nothing": (lambda x: None, "decomposition returned None, but must return float32[2, 4] like its operator"),
+    "a number": (lambda x: 3.0, "decomposition returned a float, but must return float32[2, 4] like its operator"),
+    "two": (lambda x: (x, x), "decomposition returned 2 results, but must return float32[2, 4] like its operator"),
     "another signature": (lambda: 3, "takes 0 positional arguments but 1 was given"),
 }
 

@@ -37,13 +37,15 @@ class Decompositions:
         return None if target in self.disabled else self.registered.get(equivalent_operator(target))
 
     def torch_decomposition(self, target: object) -> Function | None:
-        """Return torch's decomposition of an operator if this package uses it, or a composite itself; else None."""
+        """Return the torch function that decomposes an operator, for a composite the operator itself; None if this
+        package uses no decomposition of torch's for it."""
         if not isinstance(target, torch._ops.OpOverload) or target in self.disabled:
             return None
         return decomposition_table[target] if target in torch_enabled_decompositions else _operator_if_composite(target)
 
     def all_decompositions(self, target: object) -> Iterator[Function]:
-        """Yield all decompositions of an operator outside core ATen, to search them for a user's operator."""
+        """Yield the decompositions of an operator, both registered and torch's; none for core ATen. `CallSearch`
+        searches them for calls of a user's operator."""
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
             whole = target in torch_whole_decompositions and target not in self.disabled
             torchs = (decomposition_table[target] if whole else None, self.torch_decomposition(target))
@@ -72,7 +74,8 @@ class CallSearch:
     known: dict[Argument, bool] = field(factory=dict)
 
     def find_decomposition(self, call: Call, is_constant_node: Mapping[Node, bool]) -> Function | None:
-        """Return the first decomposition of a call that leads to a wanted call; None if no decomposition does."""
+        """Return the first decomposition of a call's operator that makes a wanted call, directly or after further
+        decompositions; None if there is none."""
         given = tuple(is_constant_node[node] for node in argument_nodes(call.args, call.kwargs))
         for function in self.choices.all_decompositions(call.target):
             try:
@@ -86,6 +89,7 @@ class CallSearch:
         return None
 
     def _leads_to_wanted_call(self, template: Template, is_constant_argument: tuple[bool, ...]) -> bool:
+        """Return whether a traced decomposition makes a wanted call, directly or after further decompositions."""
         key = (template.key, is_constant_argument)
         if key not in self.known:
             self.known[key] = False  # during its own search: a recursive operator adds nothing new
@@ -94,7 +98,7 @@ class CallSearch:
 
     def find_wanted(self, graph: torch.fx.Graph, constant_inputs: Iterator[bool] | None = None) -> Node | None:
         """Return the first call in a graph that is wanted or decomposes to a wanted call; None if there is no such
-        call. ``constant_inputs``: whether each placeholder is constant, for a graph other than the program's."""
+        call. ``constant_inputs``: for the graph of a traced decomposition, whether each placeholder is constant."""
         constant: dict[Node, bool] = {}
         nodes: list[Node] = list(graph.nodes)
         for node in nodes:
@@ -112,15 +116,20 @@ def check_decomposition_results(result: Argument, expected: Argument) -> None:
     several = isinstance(expected, tuple | list)
     given, wanted = (result if isinstance(result, tuple | list) else [result]), (expected if several else [expected])
     if isinstance(result, tuple | list) != several or len(given) != len(wanted):
-        raise RuntimeError(f"the decomposition returned {_as_text(result)}; the operator returns {_as_text(expected)}")
+        raise RuntimeError(
+            f"the decomposition returned {_as_text(result)}, but must return {_as_text(expected)} like its operator"
+        )
     for a, b in zip(given, wanted, strict=True):
         value = a.meta.get("val") if isinstance(a, torch.fx.Node) else a
         unused = value is None and several
         if isinstance(b, torch.Tensor) and not unused and not _has_same_type_as(value, b):
-            raise RuntimeError(f"the decomposition returned {_as_text(value)}; the operator returns {_as_text(b)}")
+            raise RuntimeError(
+                f"the decomposition returned {_as_text(value)}, but must return {_as_text(b)} like its operator"
+            )
 
 
 def _has_same_type_as(value: object, expected: torch.Tensor) -> bool:
+    """Return whether a result is a tensor with the dtype, rank and static sizes of ``expected``."""
     if not isinstance(value, torch.Tensor) or value.dtype != expected.dtype or value.dim() != expected.dim():
         return False
     sizes = zip(shape_of(value), shape_of(expected), strict=True)
@@ -128,6 +137,7 @@ def _has_same_type_as(value: object, expected: torch.Tensor) -> bool:
 
 
 def _as_text(value: object) -> str:
+    """Describe a result in an error message: ``2 results``, ``float32[2, 4]`` for a tensor, ``None``, ``a float``."""
     if isinstance(value, tuple | list):
         return f"{len(value)} results"
     if isinstance(value, torch.Tensor):

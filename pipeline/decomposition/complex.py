@@ -40,14 +40,15 @@ def contains_complex(*values: object) -> bool:
 
 
 class ComplexValues:
-    """The complex nodes of a graph under construction, each with its pair of parts. ``emit`` appends a call."""
+    """The complex nodes of a graph under construction, each with a `Pair` of nodes: its real and its imaginary part.
+    ``emit`` appends an operator call to the graph, and returns its result."""
 
     def __init__(self, graph: torch.fx.Graph, mode: FakeTensorMode, emit: Callable[[Call], Argument]) -> None:
         self.graph, self.mode, self.emit = graph, mode, emit
         self.parts: dict[torch.fx.Node, Pair] = {}
 
     def split_arguments(self, arguments: object, meta: Mapping[str, object]) -> Argument:
-        """Return arguments with each complex node or number replaced by its `Pair` of real parts."""
+        """Return arguments with each complex node or number as a `Pair` of real parts; ``meta``: for new nodes."""
 
         def one(value: object) -> Argument:
             if isinstance(value, complex):

@@ -68,7 +68,8 @@ def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_si
 
 
 def is_supported_length(size: Size) -> bool:
-    """Return whether a length has no prime factor above ``MAX_LENGTH``, or is dynamic and at most ``MAX_DYNAMIC``."""
+    """Return whether a Fourier transform along a dim of this size is supported: a dynamic size of at most 1024
+    (``MAX_DYNAMIC``), or a static size without a prime factor above 256 (``MAX_LENGTH``)."""
     if is_dynamic_length(size):
         return upper_bound(size) <= MAX_DYNAMIC
     return size <= MAX_LENGTH or _balanced_divisor(size) is not None
@@ -93,8 +94,8 @@ def _transform_along(z: Argument, dim: int, forward: bool) -> Pair:
 
 
 def _transform_last_dim(z: Argument, sign: int) -> Argument:
-    """Return the unnormalized transform along the last dim. A long dim is split into (a, b): elements with stride b are
-    transformed first, then the results."""
+    """Return the unnormalized Fourier transform along the last dim, with angles of this sign (-1: forward). A long dim
+    is split into dims (a, b), which are transformed one after the other (Cooley and Tukey)."""
     like = z.real if isinstance(z, Pair) else z
     size = like.shape[-1]
     if is_dynamic_length(size) or size <= MAX_LENGTH:
@@ -108,6 +109,7 @@ def _transform_last_dim(z: Argument, sign: int) -> Argument:
 
 
 def _map_pair(z: Argument, function: Target) -> Argument:
+    """Apply a function to the real and to the imaginary part of a pair, or to ``z`` itself if it is a real tensor."""
     return Pair(*map(function, z)) if isinstance(z, Pair) else function(z)
 
 
@@ -153,7 +155,8 @@ def _real_inverse_of_half_spectrum(z: Pair, dim: int, length: Size) -> Pair:
 
 
 def _normalize(z: Pair, normalization: int, sizes: Sequence[Size]) -> Pair:
-    """Normalize ``z``: unchanged, divided by the root of the number of elements, or divided by that number."""
+    """Normalize a Fourier transform over dims of these sizes, with n elements together: return ``z`` for 0, ``z /
+    sqrt(n)`` for 1, ``z / n`` for 2."""
     count: Size = math.prod(sizes)
     if normalization == 0:
         return z

@@ -21,7 +21,8 @@ class Pair(NamedTuple):
 
 
 def bilinear_rule(real_rule: Rule) -> Rule:
-    """Return the rule of a bilinear operator on pairs: four products of real tensors, or two if an operand is real."""
+    """Return a function that computes a bilinear operator, such as ``torch.matmul``, for pairs: by four calls of
+    ``real_rule`` on real tensors, or by two if one operand is real."""
 
     def rule(a: Argument, b: Argument) -> Pair:
         if not isinstance(a, Pair):
@@ -51,7 +52,8 @@ def angle(z: Pair) -> torch.Tensor:
 
 
 def square_root(z: Pair) -> Pair:
-    """Return the square root of z = x + iy whose real part is not negative; its smaller part is |y| / (2 * larger)."""
+    """Return the square root of z = x + iy with a real part >= 0. Of its two parts, the larger (in magnitude) is
+    sqrt((|z| + |x|) / 2), and the smaller is |y| / (2 * larger)."""
     x, y = z
     larger = torch.sqrt((magnitude(z) + x.abs()) / 2)
     smaller = torch.where(larger == 0, larger, y.abs() / (2 * larger))
@@ -81,8 +83,9 @@ def hyperbolic_cosine(z: Pair) -> Pair:
 
 
 def hyperbolic_tangent(z: Pair) -> Pair:
-    """Return tanh(x + iy), (sinh 2x + i sin 2y) / (cosh 2x + cos 2y), both divided by twice the larger exponential. The
-    denominator equals 2 (sinh² x + cos² y), a sum without cancellation."""
+    """Return tanh(x + iy) = (sinh 2x + i sin 2y) / (cosh 2x + cos 2y). Numerator and denominator are multiplied by 2
+    exp(-2 |x|), so that no exponential overflows. The denominator is computed as 2 (sinh² x + cos² y), a sum without
+    cancellation."""
     x, y = z
     size = x.abs()
     power = torch.exp(-2 * size)

@@ -55,7 +55,7 @@ def _as_pairs(value: object) -> Argument:
 
 def rule_with_cast_results(rule: Rule, expected: object) -> Rule:
     """Wrap a rule: broadcast the parts of its results to one shape, and cast them to the expected dtype. If a real
-    result is expected, the imaginary part is dropped. Pairs become plain tuples, which fx does not change."""
+    result is expected, the imaginary part is dropped. Pairs become plain tuples, which torch.fx can record."""
     dtype = next((v.dtype for v in leaf_values(expected) if isinstance(v, torch.Tensor)), torch.float32)
 
     def settle(result: object) -> object:
@@ -178,7 +178,7 @@ def to_copy(
 
 
 def rule_of_fill(operator: Rule) -> Rule:
-    """Return the rule of an operator that fills a tensor with one number, which may be real."""
+    """Return a function that computes an operator such as ``full``, which fills a tensor with one number, for pairs."""
 
     def rule(shape: Any, value: Argument, **kwargs: Argument) -> Argument:
         return rule_for_each_part(operator, 1)(shape.real if _is_pair(shape) else shape, value, **kwargs)

@@ -38,6 +38,7 @@ def expansion_obstacle(node: Node) -> str:
 
 
 def _all_obstacles(node: Node) -> Iterator[str]:
+    """Yield for each check of a control-flow node why the node stays in PyTorch; an empty string for a passed check."""
     if _control_flow_name(node) in _OBSTACLE_CHECKS:
         yield _OBSTACLE_CHECKS[_control_flow_name(node)](node)
         yield from (_inline_obstacle(inner, graph) for graph in branch_graphs(node) for inner in graph.graph.nodes)
@@ -58,6 +59,7 @@ def _inner_control_flow(node: Node) -> Iterator[Node]:
 
 
 def _why_keep_cond(node: Node) -> str:
+    """Return why a ``cond`` node stays in PyTorch; empty if it can be replaced by both branches and a ``where``."""
     predicate = node.args[0].meta.get("val") if isinstance(node.args[0], Node) else node.args[0]
     if not isinstance(predicate, torch.Tensor):
         return "a size decides which branch runs, and a branch may be valid for its sizes only"
@@ -84,6 +86,7 @@ def _branch_only_reason(node: Node) -> str:
 
 
 def _why_keep_scan(node: Node) -> str:
+    """Return why a ``scan`` node stays in PyTorch; empty if its loop can be unrolled."""
     steps, body = _scan_step_count(node), branch_graphs(node)
     if not isinstance(steps, int):
         return "the number of loop steps is a dynamic size"
@@ -195,7 +198,7 @@ class ControlFlow:
         return tuple(self.emit_call(node, aten.where.self, predicate, a, b) for a, b in zip(chosen, other, strict=True))
 
     def expand_map(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Emit one batched call for all rows of a map."""
+        """Emit a ``map`` as one batched call of its function for all rows, by `torch.vmap`; return the results."""
         _, rows, others = args
         [body] = branch_graphs(node)
 

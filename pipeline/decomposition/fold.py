@@ -44,8 +44,9 @@ that are not decomposed are not folded either."""
 
 
 def fold_constants(program: Program) -> Program:
-    """Return the program with constant subgraphs as recipes, and without unread nodes. The graph is changed in place,
-    so it must be a copy that belongs to the caller."""
+    """Return the program without unread nodes, and with each constant subgraph replaced by a placeholder and a
+    `Recipe`: the operator calls that compute it from parameters. The graph is changed in place, so it must be a copy
+    that belongs to the caller."""
     graph = program.graph
     constant: dict[torch.fx.Node, bool] = {}
     for node in graph.nodes:
@@ -72,8 +73,9 @@ def fold_constants(program: Program) -> Program:
 
 
 class _Recipes:
-    """The recipes of a program's constants, by placeholder, and those that folding adds. Recipe names are unique. Names
-    of steps differ from the names of parameters and of other nodes' steps, since recipes may be merged."""
+    """A `Recipe` for each constant of a program, by placeholder: the operator calls (steps) that compute the constant.
+    Folding adds recipes. Names of recipes are unique. Names of steps differ from the names of parameters and of other
+    nodes' steps, since recipes may be merged."""
 
     def __init__(self, program: Program) -> None:
         self.known = dict(program.constants)
@@ -82,7 +84,7 @@ class _Recipes:
         self._steps: dict[torch.fx.Node, str] = {}
 
     def add(self, placeholder: str, node: torch.fx.Node) -> None:
-        """Add a recipe that computes a constant node, for the placeholder that replaces the node."""
+        """Add a recipe, the operator calls that compute a constant node; ``placeholder`` is the node's replacement."""
         steps: dict[str, Step] = {}
         results: dict[torch.fx.Node, Ref] = {}
         for each in _dependencies_first(node):
@@ -157,7 +159,7 @@ def _dependencies_first(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 def _hashable_value(value: object) -> Argument:
-    """Convert arguments to tuples of plain values, on the CPU, so that a recipe can be printed and hashed."""
+    """Return an argument of a recipe's operator call in a hashable form: tuples for lists, and "cpu" for devices."""
     if isinstance(value, torch.device):
         return "cpu"
     if isinstance(value, (tuple, list)):

@@ -55,8 +55,8 @@ def normalize_quantization(program: Program) -> Program:
 
 def eager_source(program: Program, normalized: Program) -> Program:
     """Return the program that eager PyTorch runs in place of engines: the captured program, or the normalized program
-    if the captured one runs only on its GPU, like ModelOpt's INT8. Unread nodes are dropped: reading a number from a
-    tensor would wait for the GPU, which is impossible in a CUDA graph."""
+    if the captured one runs only on its GPU, like ModelOpt's INT8. Nodes whose results nothing reads are dropped: one
+    that reads a number from a tensor would wait for the GPU, which is impossible in a CUDA graph."""
     if any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes):
         program = normalized
     if any(map(_is_unread_call, program.graph.nodes)):
@@ -142,7 +142,8 @@ class _Normalizer:
         return [int(self.evaluate(v)) if name in NUMERIC_ARGUMENTS and self.constant.get(v) else v for name, v in rows]
 
     def pair_form(self, node: Node, name: str, arguments: Mapping[str, Argument]) -> BoundForm | None:
-        """Return the form for a dequantizing node and the quantizing node that it reads, if their scales are equal."""
+        """Match a dequantizing node that reads a quantizing node with the same scale and other arguments: return a
+        function that computes both in plain operators, and its arguments. Return None for other nodes."""
         first = next(iter(arguments.values()))
         if name not in QUANTIZER_OF or not isinstance(first, Node) or schema_name(first.target) != QUANTIZER_OF[name]:
             return None
@@ -165,7 +166,8 @@ class _Normalizer:
     def bind_form(
         self, form: Argument, values: Mapping[str, Argument], extra: tuple[Argument, ...] = (), count: int | None = None
     ) -> BoundForm:
-        """Return a function that calls a form (`FORMS`) with `Facts` and ``extra``, and ``values[:count]`` to pass."""
+        """Return a form (`FORMS`) with its ``known`` and ``extra`` arguments bound, and the positional arguments to
+        call it with: the first ``count`` of ``values``, a call's arguments by name."""
         tensors = {name: value for name, value in values.items() if isinstance(value, Node)}
         constant = {name for name, value in values.items() if not isinstance(value, Node) or self.constant[value]}
         constant |= {"scale"} if "scales" in constant else set()
@@ -203,7 +205,8 @@ def _set_name(function: Argument, name: str) -> Argument:
 
 
 def _dequantize_instead_of_cast(dtype: torch.dtype, weight: torch.Tensor) -> Argument:
-    """Replace a weight's cast to floats by a dequantization of scale 1, so that the weight stays quantized."""
+    """Return a quantized weight as floats, by a dequantization of scale 1, so that the weight itself stays
+    quantized."""
     one = torch.ones((), dtype=torch.float32, device=weight.device)
     type = "int8" if weight.dtype == torch.int8 else "fp8"
     return operators.dequantize(weight, one, type, [-1] * weight.dim(), dtype)

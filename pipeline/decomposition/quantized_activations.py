@@ -57,7 +57,7 @@ class GraphEdit:
         return node
 
     def insert_dequantized_weight(self, before: Node, *arguments: Argument) -> Node:
-        """Insert a dequantization with these arguments, which is a new weight, before a node."""
+        """Insert a weight before a node: a call of the operator ``dequantize`` with these arguments."""
         return self.insert(before, DEQUANTIZE, arguments)
 
     def insert_cast(self, before: Node, x: Node, dtype: torch.dtype) -> Node:
@@ -78,8 +78,9 @@ class GraphEdit:
     def propagate_replacement(
         self, node: Node, replacement: Node, is_end: Callable[[Node], bool]
     ) -> Iterator[tuple[Node, Node, Node]]:
-        """Apply the operators that only move a node's elements to its replacement, too. Yield each reader at the end of
-        such a chain, with the value that it reads, and the replacement of that value."""
+        """Follow the readers of ``node`` through operators that only move elements, up to nodes for which ``is_end`` is
+        true, and repeat these operators on ``replacement``. Yield each such end, the value that it reads, and that
+        value's replacement."""
         waiting = [(node, replacement)]
         while waiting:
             old, replacement = waiting.pop()
@@ -129,7 +130,8 @@ def _is_clamped(x: Node, least: int, most: int) -> bool:
 
 
 def cast_int8_to_int32(edit: GraphEdit) -> None:
-    """Cast clamped numbers to int32 instead of int8, if all readers move the numbers or cast them further."""
+    """Cast to int32 instead of int8 the results of clamps, if their final readers, after operators that only move
+    elements, all cast the values to other dtypes."""
     for node in list(edit.graph.nodes):
         varies = is_cast_to(torch.int8, node) and not edit.constant.get(node, True)
         if varies and _is_clamped(node.args[0], -128, 127) and all(map(_casts_to_other_than_int8, final_readers(node))):
@@ -145,6 +147,7 @@ def is_cast_to(dtype: torch.dtype, node: Node) -> bool:
 
 
 def _casts_to_other_than_int8(node: Node) -> bool:
+    """Return whether a node casts its input to any dtype except int8."""
     return op_kind(node.target) is Kind.CASTS and node.meta["val"].dtype != torch.int8
 
 

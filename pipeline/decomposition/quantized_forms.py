@@ -40,8 +40,8 @@ E2M1: Final = 6.0
 def modelopt_quantize(
     known: Facts, input: Tensor, amax: Tensor, bits: int, exponent_bits: int, unsigned: bool, narrow_range: bool
 ) -> Argument:
-    """Rewrite quantize_op(Tensor input, Tensor amax, int num_bits, int exponent_bits, bool unsigned, bool narrow_range)
-    -> Tensor"""
+    """Compute ModelOpt's ``quantize_op`` by plain operators. ``known``: the constant arguments. Schema: (Tensor input,
+    Tensor amax, int num_bits, int exponent_bits, bool unsigned, bool narrow_range) -> Tensor"""
     if (bits, exponent_bits) != (8, 4) and exponent_bits:
         return NotImplemented
     block = _block_shape_of_scale(amax, input)
@@ -65,8 +65,9 @@ def modelopt_quantize(
 
 
 def modelopt_block_quantize(known: Facts, input: Tensor, size: int, amax: Tensor | None, *bit_counts: int) -> Argument:
-    """Rewrite dynamic_block_quantize_op(Tensor input, int block_size, Tensor amax, int num_bits, int exponent_bits, int
-    scale_num_bits, int scale_exponent_bits) -> Tensor"""
+    """Compute ModelOpt's ``dynamic_block_quantize_op`` by plain operators. ``known``: the constant arguments. Schema:
+    (Tensor input, int block_size, Tensor amax, int num_bits, int exponent_bits, int scale_num_bits, int
+    scale_exponent_bits) -> Tensor"""
     forms: dict[tuple[int, ...], str] = {(4, 2, 8, 4): "fp4", (8, 4, 9, 8): "fp8"}
     type, length = forms.get(bit_counts), input.shape[-1]
     if type is None or not isinstance(length, int) or length % size:
@@ -82,8 +83,8 @@ def modelopt_block_quantize(known: Facts, input: Tensor, size: int, amax: Tensor
 
 
 def fake_quantize_tensor(known: Facts, input: Tensor, scale: Argument, zero: Argument, low: int, high: int) -> Argument:
-    """Rewrite fake_quantize_per_tensor_affine(Tensor self, float scale, int zero_point, int quant_min, int quant_max)
-    -> Tensor"""
+    """Compute torch's ``fake_quantize_per_tensor_affine`` by plain operators. ``known``: the constant arguments.
+    Schema: (Tensor self, float scale, int zero_point, int quant_min, int quant_max) -> Tensor"""
     scheme = Scheme(low, high, (-1,) * input.dim(), inverse=_scale_inverse(scale))
     made = fake_quantize(known, input.float(), _scale_tensor(scale, input), _zero_point_tensor(zero, input), scheme)
     return made.to(input.dtype)
@@ -92,8 +93,8 @@ def fake_quantize_tensor(known: Facts, input: Tensor, scale: Argument, zero: Arg
 def fake_quantize_channels(
     known: Facts, input: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int
 ) -> Argument:
-    """Rewrite fake_quantize_per_channel_affine(Tensor self, Tensor scale, Tensor zero_point, int axis, int quant_min,
-    int quant_max) -> Tensor"""
+    """Compute torch's ``fake_quantize_per_channel_affine`` by plain operators. ``known``: the constant arguments.
+    Schema: (Tensor self, Tensor scale, Tensor zero_point, int axis, int quant_min, int quant_max) -> Tensor"""
     scheme = Scheme(low, high, block_per_channel(input.dim(), axis))
     return fake_quantize(known, input.float(), scale, zero, scheme).to(input.dtype)
 
@@ -101,8 +102,9 @@ def fake_quantize_channels(
 def q_or_dq_per_tensor(
     known: Facts, input: Tensor, scale: Argument, zero: Argument, low: Argument, high: Argument, *types: Argument
 ) -> Argument:
-    """Rewrite quantize_per_tensor(Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType
-    dtype) -> Tensor, and dequantize_per_tensor"""
+    """Compute PT2E's ``quantize_per_tensor`` or ``dequantize_per_tensor`` by plain operators. ``known``: the constant
+    arguments. Schema: (Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype) ->
+    Tensor"""
     if not isinstance(low, int):
         return NotImplemented
     scheme = Scheme(low, high, (-1,) * input.dim(), inverse=_scale_inverse(scale))
@@ -112,16 +114,18 @@ def q_or_dq_per_tensor(
 def q_or_dq_per_channel(
     known: Facts, input: Tensor, scale: Tensor, zero: Tensor | None, axis: int, low: int, high: int, *types: Argument
 ) -> Argument:
-    """Rewrite quantize_per_channel(Tensor input, Tensor scales, Tensor zero_points, int axis, int quant_min, int
-    quant_max, ScalarType dtype) -> Tensor, and dequantize_per_channel"""
+    """Compute PT2E's ``quantize_per_channel`` or ``dequantize_per_channel`` by plain operators. ``known``: the constant
+    arguments. Schema: (Tensor input, Tensor scales, Tensor zero_points, int axis, int quant_min, int quant_max,
+    ScalarType dtype) -> Tensor"""
     return _q_or_dq(known, input, scale, zero, Scheme(low, high, block_per_channel(input.dim(), axis)), *types)
 
 
 def q_or_dq_per_token(
     known: Facts, input: Tensor, scale: Tensor, zero: Tensor, low: int, high: int, *types: Argument
 ) -> Argument:
-    """Rewrite quantize_per_token(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
-    ScalarType dtype) -> Tensor, and dequantize_per_token"""
+    """Compute PT2E's ``quantize_per_token`` or ``dequantize_per_token`` by plain operators. ``known``: the constant
+    arguments. Schema: (Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max, ScalarType dtype)
+    -> Tensor"""
     scheme = Scheme(low, high, (*[1] * (input.dim() - 1), -1), adds_zero_first=True)
     return _q_or_dq(known, input, scale, zero, scheme, *types)
 
@@ -137,8 +141,9 @@ def q_or_dq_per_group(
     group: int,
     out: Argument = None,
 ) -> Argument:
-    """Rewrite quantize_per_channel_group(Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
-    ScalarType dtype, int group_size) -> Tensor, and dequantize_per_channel_group"""
+    """Compute PT2E's ``quantize_per_channel_group`` or ``dequantize_per_channel_group`` by plain operators. ``known``:
+    the constant arguments. Schema: (Tensor input, Tensor scales, Tensor zero_points, int quant_min, int quant_max,
+    ScalarType dtype, int group_size) -> Tensor"""
     scheme = Scheme(low, high, normalize_block(input.shape, (1, group)), adds_zero_first=True)
     return _q_or_dq(known, input, scale, zero, scheme, dtype, out)
 
@@ -154,8 +159,9 @@ def q_or_dq_affine(
     high: Argument = None,
     out: Argument = None,
 ) -> Argument:
-    """Rewrite quantize_affine(Tensor input, SymInt[] block_size, Tensor scale, Tensor? zero_point, ScalarType
-    output_dtype, Scalar? quant_min=None, Scalar? quant_max=None) -> Tensor, and dequantize_affine"""
+    """Compute torchao's ``quantize_affine`` or ``dequantize_affine`` by plain operators. ``known``: the constant
+    arguments. Schema: (Tensor input, SymInt[] block_size, Tensor scale, Tensor? zero_point, ScalarType output_dtype,
+    Scalar? quant_min=None, Scalar? quant_max=None) -> Tensor"""
     if dtype not in RANGES:
         return NotImplemented
     least, most = RANGES[dtype]
@@ -167,8 +173,9 @@ def q_or_dq_affine(
 
 
 def q_or_dq_affine_float8(known: Facts, input: Tensor, scale: Tensor, dtype: torch.dtype) -> Argument:
-    """Rewrite quantize_affine_float8_non_decomposed(Tensor tensor, Tensor scale, ScalarType float8_dtype=float8_e4m3fn)
-    -> Tensor, and dequantize_affine_float8_non_decomposed"""
+    """Compute torchao's ``quantize_affine_float8_non_decomposed`` or ``dequantize_affine_float8_non_decomposed`` by
+    plain operators. ``known``: the constant arguments. Schema: (Tensor tensor, Tensor scale, ScalarType
+    float8_dtype=float8_e4m3fn) -> Tensor"""
     block = _block_shape_of_scale(scale, input)
     if not input.dtype.is_floating_point or input.dtype.itemsize > 1:
         scaled = input.float() / expand_per_element(scale.float(), input.shape, block)
@@ -181,7 +188,8 @@ def q_or_dq_affine_float8(known: Facts, input: Tensor, scale: Tensor, dtype: tor
 
 
 def int8_linear(known: Facts, input: Tensor, weight: Tensor, scales: Tensor) -> Argument:
-    """Rewrite _weight_int8pack_mm(Tensor self, Tensor mat2, Tensor scales) -> Tensor"""
+    """Compute torch's ``_weight_int8pack_mm`` by plain operators. ``known``: the constant arguments. Schema: (Tensor
+    self, Tensor mat2, Tensor scales) -> Tensor"""
     if not known.has_constant("mat2"):
         return NotImplemented
     return aten.linear.default(
@@ -190,7 +198,8 @@ def int8_linear(known: Facts, input: Tensor, weight: Tensor, scales: Tensor) -> 
 
 
 def int8_matmul(known: Facts, a: Tensor, b: Tensor) -> Argument:
-    """Rewrite _int_mm(Tensor self, Tensor mat2) -> Tensor"""
+    """Compute torch's ``_int_mm`` by plain operators. ``known``: the constant arguments. Schema: (Tensor self, Tensor
+    mat2) -> Tensor"""
     one = torch.ones((), device=a.device)
     left, right = (
         dequantize_unfolded(x, one, "int8", [-1, -1], torch.float32) if known.has_constant(name) else x.float()
@@ -210,8 +219,9 @@ def scaled_matmul(
     dtype: torch.dtype | None,
     fast: bool,
 ) -> Argument:
-    """Rewrite _scaled_mm(Tensor self, Tensor mat2, Tensor scale_a, Tensor scale_b, Tensor? bias=None, Tensor?
-    scale_result=None, ScalarType? out_dtype=None, bool use_fast_accum=False) -> Tensor"""
+    """Compute torch's ``_scaled_mm`` by plain operators. ``known``: the constant arguments. Schema: (Tensor self,
+    Tensor mat2, Tensor scale_a, Tensor scale_b, Tensor? bias=None, Tensor? scale_result=None, ScalarType?
+    out_dtype=None, bool use_fast_accum=False) -> Tensor"""
     if scale_result is not None or not a.dtype == b.dtype == torch.float8_e4m3fn or dtype is None:
         return NotImplemented
     rows, columns = _block_shape_of_scale(scale_a, a), _block_shape_of_scale(scale_b, b)
@@ -242,7 +252,8 @@ def _q_or_dq(
     dtype: torch.dtype,
     out: Argument = None,
 ) -> Argument:
-    """Quantize a float ``x`` to ``dtype``, or dequantize a quantized ``x`` to ``out``; both if that is `PAIR`."""
+    """Quantize a float ``x`` to ``dtype``, or dequantize a quantized ``x`` to ``out`` (None: float32). If ``out`` is
+    the marker `PAIR`, quantize and dequantize ``x``."""
     zero = None if known.zero == 0 else zero
     scale = scale.float() if scale.dtype == torch.float64 else scale
     if out is PAIR:
@@ -268,14 +279,17 @@ def _block_shape_of_scale(scale: Tensor, x: Tensor) -> tuple[int, ...]:
 
 
 def _scale_tensor(scale: Argument, x: Tensor) -> Tensor:
+    """Return a scale as a tensor; a Python number becomes a 0-d float32 tensor on the device of ``x``."""
     return scale if isinstance(scale, Tensor) else torch.full((), scale, dtype=torch.float32, device=x.device)
 
 
 def _scale_inverse(scale: Argument) -> float | None:
+    """Return the reciprocal of a scale that is a Python number; None for a tensor."""
     return None if isinstance(scale, Tensor) else 1.0 / scale
 
 
 def _zero_point_tensor(zero: Argument, x: Tensor) -> Tensor | None:
+    """Return a zero point as a tensor on the device of ``x``; None if it is the number 0."""
     if isinstance(zero, Tensor):
         return zero
     return torch.full((), zero, dtype=torch.int32, device=x.device) if zero else None

@@ -39,6 +39,7 @@ def lay_out_quantized(program: Program) -> Program:
 
 class _WeightLayout(GraphEdit):
     def lay_out(self) -> None:
+        """Change the graph so that TensorRT fuses its quantized weights, as `lay_out_quantized` describes."""
         waiting = [node for node in self.graph.nodes if self.is_weight(node)]
         while waiting:
             node = waiting.pop()
@@ -54,7 +55,8 @@ class _WeightLayout(GraphEdit):
             self.arrange_blocks(node)
 
     def replacement_for_reader(self, weight: Node, reader: Node) -> Node | None:
-        """Return a replacement for an operator that reads a weight, if the weight can be changed instead; else None."""
+        """Return a node that replaces ``reader``, an operator that reads a weight, for example the transposed weight
+        for a transposition; None if ``reader`` stays."""
         if reader.target is aten.linear.default and reader.args[1] is weight and weight.meta["val"].dim() == 2:
             return self.linear_as_matmul(weight, reader)
         if reader.target in (aten.mm.default, aten.matmul.default) and reader.args[1] is weight:

@@ -79,6 +79,7 @@ class _MatmulMerger:
         self.positions = {node: place for place, node in enumerate(edit.graph.nodes)}
 
     def merge(self) -> None:
+        """Replace the matmuls, which read one tensor, by one matmul by concatenated weights; slice its result."""
         weights = [product.args[1] for product in self.matmuls]
         columns = [weight.meta["val"].shape[1] for weight in weights]
         sums = [self.sum_with_bias(product) for product in self.matmuls]

@@ -22,8 +22,8 @@ MIN_SCALE: Final = 2.0**-23
 
 
 def per_tensor_qparams(known: Facts, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Results:
-    """Rewrite choose_qparams(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor,
-    Tensor)"""
+    """Compute PT2E's ``choose_qparams`` by plain operators. ``known``: the constant arguments. Schema: (Tensor input,
+    int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)"""
     least, most = _include_zero(input.amin(), input.amax())
     scale = ((most - least) / (high - low)).float().clamp(min=eps)
     zero = (low - (least / scale).round()).clamp(low, high)
@@ -33,21 +33,23 @@ def per_tensor_qparams(known: Facts, input: Tensor, low: int, high: int, eps: fl
 def per_tensor_symmetric_qparams(
     known: Facts, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype
 ) -> Results:
-    """Rewrite choose_qparams_symmetric(Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) ->
-    (Tensor, Tensor)"""
+    """Compute PT2E's ``choose_qparams_symmetric`` by plain operators. ``known``: the constant arguments. Schema:
+    (Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)"""
     scale = (input.abs().amax() / ((high - low) / 2)).float().clamp(min=eps).reshape(1)
     return scale, torch.full_like(scale, 128 if dtype == torch.uint8 else 0)
 
 
 def per_token_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Results:
-    """Rewrite choose_qparams_per_token(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
+    """Compute PT2E's ``choose_qparams_per_token`` by plain operators. ``known``: the constant arguments. Schema:
+    (Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
     most = input.abs().amax(-1, keepdim=True)
     scale = (most.float() if most.dtype == torch.float16 else most).clamp(min=1e-5) / 127
     return scale, torch.zeros_like(scale)
 
 
 def per_token_asymmetric_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Results:
-    """Rewrite choose_qparams_per_token_asymmetric(Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
+    """Compute PT2E's ``choose_qparams_per_token_asymmetric`` by plain operators. ``known``: the constant arguments.
+    Schema: (Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
     least, most = _include_zero(input.amin(-1, keepdim=True), input.amax(-1, keepdim=True))
     scale = ((most - least) / 255).clamp(min=MIN_SCALE)
     down, up = least / scale, most / scale
@@ -72,7 +74,7 @@ SCALE_FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
 
 
 def form_without_mask(form: Function) -> Function:
-    """Return the form of a fake quantizer that also returns a mask; the rewritten call returns None as the mask."""
+    """Wrap the form of a fake quantizer for an operator that also returns a mask: the wrapper returns None for it."""
 
     def wrapped(known: Facts, *args: Argument) -> Argument:
         return form(known, *args), None
@@ -82,7 +84,8 @@ def form_without_mask(form: Function) -> Function:
 
 
 def quantize_if_enabled(form: Function) -> Function:
-    """Return the form of a fake quantizer with a constant on/off switch before its last two arguments."""
+    """Wrap the form of a fake quantizer for an operator with an on/off switch (``fake_quant_enabled``) and a mask as
+    second result: the wrapper returns the input unquantized if the switch is 0, and None as mask."""
 
     def wrapped(
         known: Facts, input: Tensor, scale: Tensor, zero: Tensor, on: Argument, low: int, high: int
@@ -96,8 +99,8 @@ def quantize_if_enabled(form: Function) -> Function:
 
 
 def can_use_form(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
-    """Return whether a form may rewrite an operator: only operators with forms (which accept float32) read scales
-    and zero points, and nothing reads a mask."""
+    """Return whether ``node`` can be expressed by its form in plain operators. A node with several results can only if
+    nothing reads its mask, and if its scales and zero points, in float32, are read only by operators in ``forms``."""
     if not isinstance(node.meta.get("val"), tuple | list):
         return True
     parts = list(node.users)

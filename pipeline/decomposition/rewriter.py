@@ -71,6 +71,7 @@ class Rewriter:
         return self._transform_nodes(transform)
 
     def _transform_nodes(self, transform: Callable[[Node, Call], Argument]) -> torch.fx.Graph:
+        """Build the new graph: ``transform`` adds a call's nodes and returns its result; other nodes are copied."""
         env: dict[Node, Argument] = {}
         for node in self.program.graph.nodes:
             if node.op == "call_function":
@@ -90,7 +91,8 @@ class Rewriter:
         return self.claims.may_convert(call.target, call.args, call.kwargs, call.value)
 
     def emit(self, call: Call, refused: bool = False) -> Argument:
-        """Add a call to the new graph and return its value: the new node, or the result of the call's decomposition."""
+        """Add a call to the new graph, decomposed if necessary, and return its result. ``refused``: whether the user's
+        converters have refused the call, so that they are not considered."""
         if call.target is operator.getitem and isinstance(call.args[0], (tuple, list)):
             return call.args[0][call.args[1]]
         if is_kept_in_torch(call.target, call.meta, self.settings) or self.is_grouped_matmul_for_torch(call):
@@ -141,7 +143,8 @@ class Rewriter:
         return inlined[0]
 
     def inline_preferred(self, call: Call) -> tuple[Argument] | None:
-        """Decompose a call that leads to a user's operator or has a registered decomposition; else return None."""
+        """Emit a call by a decomposition which makes calls of a user's operator, or else by its registered
+        decomposition, and return the results; return None if there is neither."""
         way = self.user_calls.find_decomposition(call, self.constant) if self.claims.claimed_targets else None
         own = self.choices.registered_for(call.target)
         if way is not None and way is not own:
@@ -194,7 +197,8 @@ class Rewriter:
 
 
 def _as_convolution_arguments(node: Node) -> tuple[object, ...] | None:
-    """Return the arguments of ``aten.convolution`` for a ``conv2d`` (or similar) node; None if it must be traced."""
+    """Return the arguments of ``aten.convolution`` for a ``conv2d`` (or similar) node; None for other nodes, and if an
+    option such as the stride is not a list with a number per dim."""
     if op_kind(node.target) is not Kind.CONVOLVES:
         return None
     x, weight, bias, stride, padding, *rest = bind(node.target, node.args, node.kwargs)

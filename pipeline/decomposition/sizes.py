@@ -36,21 +36,25 @@ def _graph_call(function: Callable[..., Argument]) -> Callable[..., Argument]:
 
 
 class _GraphSizeAnalysis(PythonReferenceAnalysis):
-    """Adds size expressions to a graph as torch.export does; the base class would run ``trunc``, ``round``, ``/``."""
+    """Adds a size expression to a graph as nodes that call functions such as ``math.trunc``, as torch.export does; the
+    base class would call these functions at once."""
 
     trunc_to_int, round_to_int = _graph_call(math.trunc), _graph_call(round)
     floor_to_int, ceil_to_int = _graph_call(math.floor), _graph_call(math.ceil)
 
     @staticmethod
     def int_truediv(a: Argument, b: Argument) -> Argument:
+        """Add a node for the quotient, a float, of two integers in a size expression."""
         return a / b
 
     @staticmethod
     def expr_cond_pair(value: Argument, condition: Argument) -> tuple[Argument, Argument]:
+        """Return one case of a SymPy ``Piecewise`` expression, a value and its condition, unchanged."""
         return value, condition  # torch 2.11 has no conditions
 
     @staticmethod
     def piecewise(*pairs: tuple[Argument, Argument]) -> Argument:
+        """Add nodes for a SymPy ``Piecewise`` expression: the value of the first pair whose condition is true."""
         *before, (result, _) = pairs
         for value, condition in reversed(before):
             result = torch.sym_ite(condition, value, result)
@@ -79,7 +83,8 @@ def _size_sources(inputs: Iterable[torch.fx.Node]) -> Mapping[str, InputSize]:
 def _live_and_size_nodes(
     graph: torch.fx.Graph, sources: Mapping[str, InputSize]
 ) -> tuple[set[torch.fx.Node], list[torch.fx.Node]]:
-    """Return the nodes that outputs depend on, and where that search ends: size nodes that input sizes determine."""
+    """Return the nodes that outputs depend on, and the nodes of sizes that can be computed from sizes of inputs. What
+    only such a size node reads is in neither."""
     live: set[torch.fx.Node] = set()
     sizes: set[torch.fx.Node] = set()
     waiting = [graph.output_node()]
@@ -96,6 +101,7 @@ def _live_and_size_nodes(
 
 
 def _can_be_computed_from(node: torch.fx.Node, sources: Mapping[str, InputSize]) -> bool:
+    """Return whether a node is a dynamic size, all of whose symbols can be computed from inputs (``sources``)."""
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, torch.SymInt) or isinstance(expr := expression(value), int):
         return False
@@ -119,6 +125,7 @@ def _insert_size_nodes(graph: torch.fx.Graph, node: torch.fx.Node, sources: Mapp
 
 
 def _symbol_proxy(tracer: GraphAppendingTracer, size_input: InputSize) -> Argument:
+    """Add nodes that compute a symbol from the size of an input, and return the result as a torch.fx proxy."""
     node, dim, slope, offset = size_input
     size: Argument = Proxy(node, tracer)
     if dim is not None:

@@ -114,7 +114,8 @@ def _copy_lists(value: object) -> object:
 
 
 def _introduces_symbols(node: torch.fx.Node) -> bool:
-    """Return whether a node introduces a data-dependent size, for which the program has another symbol already."""
+    """Return whether a node of a traced decomposition has a data-dependent size (as ``nonzero`` has) that its inputs
+    lack: the trace created a new symbol for it, but the program already has one for this size."""
 
     def symbols(nodes: Iterable[torch.fx.Node]) -> set[Argument]:
         return {s for n in nodes for v in tree_leaves(n.meta.get("val")) for s in free_unbacked_symbols(v)}

@@ -36,10 +36,11 @@ def unused_registrations(
     choices: Decompositions,
     refusals: Mapping[Declaration, Rejection],
 ) -> tuple[Unreached, ...]:
-    """Return the user's converters and decompositions that were not used although the model calls their operators.
+    """Return records of the user's converters, decompositions and entries of ``torch_executed_ops`` that were not used,
+    with reasons; converters and decompositions only if the model calls their operators.
 
-    ``refusals`` has the reasons of converters for calls that are no longer in the program. Nothing is traced if
-    everything was used.
+    ``verdicts``: for each call, by name, the converter that is used. ``refusals``: for user's converters that refused
+    calls, since decomposed, the reasons. If everything was used, nothing is traced.
     """
     taken = [(verdict.target, verdict.choice) for verdict in verdicts.values() if verdict.choice is not None]
     used = {(target, choice.support, choice.priority) for target, choice in taken}
@@ -89,7 +90,8 @@ class _UnusedSearch:
                 yield Unreached(name, *self.reason_and_hint_for_decomposition(op, found))
 
     def find_call(self, target: object) -> Node | None:
-        """Return a call of an operator, or of a composite of it, in the current or captured program; else None."""
+        """Return a call of an operator, or of a composite that decomposes to it, in the program or, for composites, in
+        the captured program; None if there is none."""
         direct: Node | None = next((node for node in self.program.graph.nodes if node.target is target), None)
         if direct is not None:
             return direct

@@ -82,7 +82,8 @@ def _is_size_one(size: Argument) -> bool:
 
 
 def _skip_expansion(factor: Node, other_factor: Node) -> Node:
-    """Return the input of ``factor``, an expand, if ``other_factor`` broadcasts it to its sizes; else ``factor``."""
+    """Return the input of ``factor`` if ``factor`` is an expand that a multiplication by ``other_factor`` makes
+    redundant, since broadcasting expands the input to the same sizes; else return ``factor``."""
     if factor.target is not aten.expand.default or not isinstance(source := factor.args[0], Node):
         return factor
     theirs = shape_of(other_factor.meta["val"])

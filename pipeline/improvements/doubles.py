@@ -68,7 +68,8 @@ def to_coarse_and_fine(x: Tensor) -> Parts:
 
 
 def multiply(x: Parts, y: Parts) -> Parts:
-    """Multiply coarse and fine parts. Return an exact 16-bit number, and a remainder of at most 1/64 of this number."""
+    """Multiply two values, each given as a coarse and a fine part. Return the product as a sum of two tensors: an exact
+    16-bit number, and a remainder of at most 1/64 of this number."""
     return x[0] * y[0], x[0] * y[1] + x[1] * (y[0] + y[1])
 
 
@@ -167,6 +168,7 @@ def cosine_from_reduced(reduced: Parts) -> Parts:
 
 
 def _rotate_by_quarters(value_if_even: Tensor, value_if_odd: Tensor, quarters: Tensor, is_negative: Tensor) -> Tensor:
+    """Return ``value_if_odd`` where ``quarters`` is -1 or 1, else ``value_if_even``; negated where ``is_negative``."""
     value = torch.where(quarters.abs() == 1, value_if_odd, value_if_even)
     return torch.where(is_negative, -value, value)
 

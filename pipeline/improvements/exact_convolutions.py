@@ -101,7 +101,8 @@ class Convolution:
         return self.kernel_elements == 1 and self.groups == 1 and is_dense
 
     def windows_fit_in_memory(self, fp32_acc: bool) -> bool:
-        """Return whether the windows of all output pixels fit in the memory that the pass may use for them."""
+        """Return whether the windows (the input elements that each output pixel multiplies) of all output pixels fit in
+        the memory that the pass may use; ``fp32_acc``: whether ``use_fp32_acc`` is True, which allows more memory."""
         size = self.pixels * self.terms * 2
         return self.groups == 1 and self.kernel_elements <= TAPS and size <= (WINDOWS_AT_MOST if fp32_acc else WINDOWS)
 
@@ -131,7 +132,8 @@ def _match_convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
 
 
 def _use_window_matmul(create: CallBuilder, convolution: Convolution) -> bool:
-    """Replace a convolution by a matmul of windows [N, …, terms] and weights [maps, terms]; see `Convolution`."""
+    """Replace a convolution by a matmul of windows [N, …, terms] and weights [maps, terms] (see `Convolution`); return
+    whether it was replaced."""
     x, weight, bias = convolution.node.args[:3]
     rank = len(convolution.kernel)
     last = (0, *range(2, rank + 2), 1)

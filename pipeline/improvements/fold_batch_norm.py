@@ -30,6 +30,7 @@ def fold_batch_norm(rewriting: Rewriting) -> None:
 
 
 def _fold_readers_of_convolution(rewriting: Rewriting, convolution: Node) -> None:
+    """Fold a multiplication and an addition per channel that follow a convolution into its weights and bias."""
     path: list[tuple[Node, Node | None]] = []
     wanted, value = [aten.mul.Tensor, aten.add.Tensor], convolution
     while (reader := only_reader(value)) is not None:

@@ -142,6 +142,7 @@ def _match_scaled_scores(rewriting: Rewriting, node: Node) -> Steps[Scores | Non
 
 
 def _match_added_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
+    """Match scores plus a floating-point mask; return None if ``node``, an addition, adds something else."""
     for inner, mask in both_orders(node):
         if not isinstance(mask, Node) or dtype_of(mask) not in FLOATS:
             continue

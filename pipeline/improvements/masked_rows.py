@@ -48,7 +48,8 @@ class Projection:
 
 @frozen
 class OpenedMask:
-    """A mask whose fully masked rows were unmasked. ``alive`` [B, H, Q, 1], ``rows`` [B, Q, 1]: the unchanged rows."""
+    """A mask in which each completely masked row was unmasked. ``alive`` [B, H, Q, 1] and ``rows`` [B, Q, 1] are True
+    for the rows that were not completely masked before, and so are unchanged."""
 
     mask: Node
     alive: Node
@@ -89,7 +90,8 @@ def masked_rows(rewriting: Rewriting) -> None:
 
 def _has_one_query(rewriting: Rewriting, attention: Node) -> bool:
     """Return whether an attention has a single query in some profile; its result is then smaller than its values.
-    TensorRT-RTX 1.4 crashes in the build for one query and batch size 1, if one condition selects mask and values."""
+    TensorRT-RTX 1.4 crashes in the build for one query and batch size 1, if one boolean tensor selects in mask and
+    values."""
     shapes = rewriting.program.shapes
     length = shape_of(attention.meta["val"])[-2]
     ranges = [bounds(length, {**shapes, **profile}) for profile in (*rewriting.program.profiles, {})]

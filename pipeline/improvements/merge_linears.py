@@ -31,7 +31,8 @@ def merge_linears(rewriting: Rewriting) -> None:
 
 
 def _is_mergeable(rewriting: Rewriting, node: Node) -> bool:
-    """Return whether a converter accepts a linear layer, only it reads its constants, and it is not an output."""
+    """Return whether a linear layer can be merged: a converter accepts it, nothing else reads its weight and bias,
+    which are constants, and its result is not an output of the program."""
     x, *constants = node.args
     alone = all(c.op == "placeholder" and rewriting.owns_constant(node, c) for c in constants if isinstance(c, Node))
     return alone and rank_of(x) >= 2 and not is_output(node) and rewriting.accepted(node)  # type: ignore[arg-type]

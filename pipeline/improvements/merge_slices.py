@@ -78,7 +78,8 @@ class _ChainPair:
                 waiting |= set(node.users)
 
     def _find_counterpart(self, node: Node, row_dim: int) -> Node | None:
-        """Return the node of the other chain that computes the same as ``node``; None if there is none."""
+        """Return the node of the other chain that computes the same as ``node``, with its rows along the same dim
+        ``row_dim``; None if there is none."""
         source = next(self.pairs[n] for n in node.all_input_nodes if n in self.pairs)
         theirs = {partner: self.dims[own] for own, partner in self.pairs.items()}
         for reader in source.users:
@@ -88,7 +89,8 @@ class _ChainPair:
         return None
 
     def _result_row_dim(self, node: Node, row_dims: Mapping[Node, int]) -> int | None:
-        """Return the dim of a node's result whose rows each depend on the same row of the inputs; else None."""
+        """Return the dim of a node's result along which each row depends only on the same row of the inputs, whose rows
+        are along ``row_dims``; None if rows mix."""
         if not isinstance(node.meta.get("val"), torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
             return None
         if node.target is aten.cat.default:
@@ -113,6 +115,8 @@ class _ChainPair:
         return all(map(self._are_corresponding, given, others))
 
     def _are_corresponding(self, x: Argument, y: Argument) -> bool:
+        """Return whether arguments are equal numbers, corresponding nodes of the chains, the same node, or lists of
+        such."""
         if isinstance(x, list | tuple):
             return isinstance(y, list | tuple) and len(x) == len(y) and all(map(self._are_corresponding, x, y))
         if isinstance(x, Node):
@@ -131,13 +135,15 @@ class _ChainPair:
 
     @property
     def saves_time(self) -> bool:
-        """Return whether merging saves time: the chains compute something, and readers outside begin kernels."""
+        """Return whether merging the chains saves time: they contain elementwise operators, and all outside readers of
+        their results are operators at which TensorRT begins another kernel, such as matmuls."""
         readers = [reader for pair in self.pairs_read_outside for reader in self.readers_outside(pair)]
         begin_kernels = all(op_kind(reader.target) in BEHIND for reader in readers)
         return bool(readers) and begin_kernels and any(map(is_pointwise, self.pairs))
 
 
 def _merge_chains(rewriting: Rewriting, source: Node, one: _Slice, other: _Slice) -> None:
+    """Replace equal chains of operators on two adjacent slices of ``source`` by one chain on both slices."""
     chain = _ChainPair(one, other)
     if not chain.saves_time:
         return

@@ -24,10 +24,11 @@ Excluded: TypeAlias = OpOverload[..., Any] | OpOverloadPacket[..., Any] | str | 
 
 @frozen
 class Rule:
-    """A rule of mixed precision: how the dtype of an operator is chosen, and the reason.
+    """A rule of mixed precision: how the dtype in which an operator runs is chosen (``mode``), and the reason.
 
-    ``"half"``: float32 inputs are cast to half precision. ``"float32"``: the model's dtypes. ``"inputs"``: the widest
-    dtype of inputs that are no parameters. ``"said"``: the call itself states a dtype, or has none.
+    Modes: ``"half"``: float32 inputs are cast to half precision. ``"float32"``: inputs keep the dtypes that they have
+    in the model. ``"inputs"``: the widest dtype among the inputs other than parameters. ``"said"``: the call itself
+    states its dtype (a cast), or has none.
     """
 
     mode: Mode
@@ -103,7 +104,9 @@ def check_exclude(value: object) -> tuple[Excluded, ...]:
     entries = tuple(value)
     for entry in entries:
         if not isinstance(entry, OpOverload | OpOverloadPacket | str) and not callable(entry):
-            raise TypeError(f"exclude: {entry!r} is not an operator, a pattern, or a predicate on module paths")
+            raise TypeError(
+                f"exclude: {entry!r} is not an operator, a pattern such as 'layers.*', or a function of a module path"
+            )
     return entries
 
 

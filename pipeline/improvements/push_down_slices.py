@@ -82,7 +82,8 @@ def _row_dims_of_matmul(node: Node, result_dim: int) -> ArgumentDims | None:
 
 
 def _row_dims_of_slice(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return the row dim of a slice along another dim or of a slice that covers everything."""
+    """Return the row dim of a slice's input: ``result_dim``, if the slice is along another dim or keeps the whole dim;
+    else None."""
     return {0: result_dim} if argument(node, "dim") % rank_of(node) != result_dim or is_copy(node) else None
 
 

@@ -31,7 +31,8 @@ def weight_of(node: Node) -> Node | None:
 
 
 def scale_block_shape(weight_type: str, node: Node) -> tuple[int, ...] | None:
-    """Return the shape of blocks that share a scale: a row, or in INT4 part of a row; None if no length fits."""
+    """Return the shape of the blocks of a weight that share a scale: a row, or in INT4 a part of a row. Return None if
+    INT4 does not support the operator, or no block length divides the rows."""
     weight = weight_of(node)
     assert weight is not None
     shape = weight.meta["val"].shape

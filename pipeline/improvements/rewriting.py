@@ -152,6 +152,7 @@ class Rewriting:
         return graphs.evaluate_recursively(self._is_constant, node, known_results=self._constant)
 
     def _is_constant(self, node: object) -> graphs.Steps[bool]:
+        """Compute `is_constant`, as a generator that yields what `evaluate_recursively` evaluates first."""
         if not isinstance(node, Node):
             return True
         if node.op == "placeholder":
@@ -180,7 +181,7 @@ class Rewriting:
         return float(found) if found is not None and found.numel() == 1 else None
 
     def changed_program(self) -> Program:
-        """Return the program with the changed graph; nodes that have become constant are folded, with recipes."""
+        """Return the program with the changed graph; nodes that have become constant are folded (`fold_constants`)."""
         return fold_constants(self.program.with_graph(self.graph))
 
 
@@ -205,7 +206,8 @@ class CallBuilder(list[Node]):
         return size if isinstance(size, int) else self(aten.sym_size.int, x, dim)
 
     def add_traced(self, function: Function, *args: Argument) -> Argument:
-        """Add the calls of a traced function and return its result; None if it needs a data-dependent size."""
+        """Trace a torch function for these arguments, add the calls that it makes, and return its result; None if the
+        trace needs the value of a data-dependent size."""
         template = self.rewriting.templates.find(function, None, args, {}, None)
 
         def emit(node: Node, args: Argument, kwargs: Argument) -> Node:

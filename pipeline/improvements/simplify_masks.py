@@ -42,8 +42,8 @@ OR = (aten.logical_or.default, aten.bitwise_or.Tensor)
 
 @improvement(after="fuse_attention")
 def simplify_masks(rewriting: Rewriting) -> None:
-    """Remove masks that hide nothing; replace masks that hide later positions by ``is_causal``; and wrap masks that
-    leave a key unmasked in every row in ``pipeline.open_mask``."""
+    """Remove masks that hide nothing; replace masks that hide later positions by ``is_causal``; and mark masks that
+    leave a key unmasked in every row by the operator ``pipeline.open_mask``, which returns its input."""
     shown: dict[Node, Node] = {}
     for node in rewriting.nodes(SDPA):
         mask = argument(node, "attn_mask")

@@ -120,6 +120,7 @@ class _Float64Values:
         self.recipes[node] = found
 
     def _formats_of(self, value: Argument) -> Sequence[Format]:
+        """Return the formats in which an operator's argument can be computed; none if it is unsupported."""
         if not isinstance(value, Node):
             return (Format.CONSTANT, *doubles.GIVEN) if isinstance(value, int | float) else ()
         if dtype_of(value) in EXACT:
@@ -164,10 +165,12 @@ class _Float64Values:
         return self.created[key]
 
     def _traced(self, function: Build) -> Build:
+        """Return a function that adds the calls of ``function``, traced for tensors in a format, before a node."""
         return lambda node, *parts: self.rewriting.before(node).add_traced(function, *parts)
 
     def _build_from_exact_tensor(self, convert: Build, dtype: torch.dtype) -> Build:
-        """Return a function that creates a filled tensor in an exact dtype and converts it to a format."""
+        """Return a function that creates a float64 ``full`` or ``arange`` in a dtype that is exact for its values
+        instead, and converts the tensor to a format by ``convert``."""
 
         def build(node: Node) -> Argument:
             create = self.rewriting.before(node)

@@ -140,7 +140,8 @@ def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, out_index: int)
 
 
 def _write_in_pytorch(rewriting: Rewriting, buffer: BufferWrite, out_index: int) -> None:
-    """Let PyTorch write rows to a large buffer by index, if an engine would copy the buffer and may be split there."""
+    """Let PyTorch write rows to a buffer by index. Change nothing if the buffer is small or
+    ``require_full_compilation`` is True: then an engine writes, and copies the whole buffer."""
     value = buffer.placeholder.meta["val"]
     if rewriting.program.settings.require_full_compilation or buffer.written is not buffer.whole:
         return
@@ -206,6 +207,7 @@ def _erase_unread_placeholder(rewriting: Rewriting, placeholder: Node) -> None:
 
 
 def _unique_checks(rewriting: Rewriting, checks: list[PositionCheck]) -> list[PositionCheck]:
+    """Return the checks without duplicates: those whose positions are computed alike, for equal lengths and sizes."""
     first, known = dict[str, Node](), dict[Node, Node]()
     for node in rewriting.graph.nodes:
         given = map_arg((node.args, dict(node.kwargs)), known.__getitem__)

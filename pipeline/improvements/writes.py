@@ -57,6 +57,7 @@ def _start_of_counting_rows(rewriting: Rewriting, node: Any) -> Steps[Start | No
 
 
 def _start_of_counting_constant(rewriting: Rewriting, node: Node) -> Start | None:
+    """Return the first element of a constant whose rows each count up by 1 from it; None for other nodes."""
     value = rewriting.known_value(node)
     if value is None or value.dtype not in INTS or not value.numel():
         return None
@@ -152,6 +153,7 @@ def _match_index_put(node: Node) -> tuple[dict[int, Node], Node]:
 
 
 def _match_slice_write(rewriting: Rewriting, node: Node) -> Write | None:
+    """Match a ``slice_scatter`` as a write of consecutive rows; return None if its step is not 1."""
     x, source, dim, start, end, step = bind(node.target, node.args, node.kwargs)
     dim, start = dim % rank_of(x), 0 if start is None else start
     size = shape_of(x.meta["val"])[dim]
@@ -180,6 +182,7 @@ def _skip_views_and_expansions(source: Node, dim: int, length: Expr) -> Node:
 
 
 def _match_index_write(rewriting: Rewriting, node: Node) -> Write | None:
+    """Match ``index_copy`` or ``index_put`` as a write of consecutive rows; None if they may not be consecutive."""
     found = _match_single_index(node)
     if found is None:
         return _match_batch_write(rewriting, node)
@@ -258,4 +261,5 @@ def _start_as_vector(rewriting: Rewriting, start: Start, before: Node) -> Node:
 
 
 def _as_expression(value: Any) -> Expr:
+    """Return a size, given as a node or a number, as an int or a SymPy expression."""
     return expression(value.meta["val"]) if isinstance(value, Node) else expression(value)

@@ -69,7 +69,9 @@ class _SegmentAssembler:
         self.nodes_by_name = {n.name: n for n in self.position}
         self.returned = [n for n in results_of(self.program.graph) if isinstance(n, Node)]
         if unknown := [name for name in reasons if name not in self.nodes_by_name]:
-            raise ValueError(f"reasons has a reason for {unknown[0]}, which is not an operator of the program")
+            raise ValueError(
+                f"reasons has a reason for {unknown[0]}, which is not an operator of the program: correct its name"
+            )
         self.ports: dict[Node, Port] = {}
         self.group_of: dict[Node, int] = {}
         groups = [group for group in groups if group[1]]
@@ -90,18 +92,22 @@ class _SegmentAssembler:
             self._collect_inputs(part)
             for node in part.tensors:
                 if node.op == "call_function" and node not in done:
-                    raise ValueError(f"the segment of {part.nodes[0].name} would run before its input {node.name}")
+                    raise ValueError(
+                        f"the segment of {part.nodes[0].name} would run before {node.name}, whose result it reads: "
+                        "reorder or split the groups"
+                    )
             done |= set(part.nodes)
         segments = tuple(self._segments())
         fallbacks = tuple(self._fallbacks())
         return Partitioned(self.program, segments, self.validated.verdicts, fallbacks, tuple(cuts(segments)))
 
     def _assign_to_segment(self, name: str, segment: int) -> None:
+        """Record which segment, by index, runs an operator; raise `ValueError` if another segment does already."""
         node = self.nodes_by_name.get(name)
         if node is None or not is_operator(node):
-            raise ValueError(f"{name} is not an operator of the program")
+            raise ValueError(f"a group has {name}, which is not an operator of the program: correct its name")
         if node in self.group_of:
-            raise ValueError(f"the operator {name} is in two segments, but must be in one")
+            raise ValueError(f"the operator {name} is in two segments, but must be in one: remove it from a group")
         self.group_of[node] = segment
 
     def _ordered_nodes(self, names: list[str]) -> list[Node]:
@@ -129,16 +135,21 @@ class _SegmentAssembler:
         part.nodes = self._ordered_nodes([*(n.name for n in part.nodes if is_operator(n)), *rest])
 
     def _check_groups(self) -> None:
+        """Raise `ValueError` if an operator is in no segment, or is in an engine that cannot run it."""
         for node in self.position:
             if is_operator(node) and node not in self.group_of and node not in self.copied:
-                raise ValueError(f"the operator {node.name} is in no segment, but must be in one")
+                raise ValueError(f"the operator {node.name} is in no segment, but must be in one: add it to a group")
         for part in self.parts:
             for node in part.nodes:
                 if part.kind == "engine" and not self.validated.verdicts[node.name].supported:
-                    raise ValueError(f"the operator {node.name} is in an engine segment, but an engine cannot run it")
+                    raise ValueError(
+                        f"the operator {node.name} is in an engine segment, but an engine cannot run it: "
+                        "put it into a group of kind 'torch'"
+                    )
 
     def _collect_inputs(self, part: _SegmentDraft) -> None:
-        """Find the values that a segment reads from outside; it computes sizes that depend on its own values itself."""
+        """Record the tensors, sizes and constants that a segment reads from outside. A size that depends on a symbol
+        which the segment introduces is not an input: the segment computes it."""
         inside = set(part.nodes)
         part.new_symbols = frozenset(s for n in part.nodes for s in introduced_symbols(n))
         seen: dict[Node, None] = {}
@@ -161,6 +172,7 @@ class _SegmentAssembler:
                 part.tensors.append(node)
 
     def _segments(self) -> Iterator[Segment]:
+        """Yield the final segments, in the order in which they run, with their inputs, outputs and constants."""
         needed = {n for part in self.parts for n in part.tensors} | set(self.returned)
         given: set[Node] = set()
         for at, part in enumerate(self.parts):
@@ -204,6 +216,7 @@ class _SegmentAssembler:
                     yield Port(str(leaf), torch.int64, (), (bounds(leaf, self.program.shapes),), "symint", leaf)
 
     def _port_of(self, node: Node) -> Port:
+        """Return the `Port` that describes a node's value (name, dtype, shape) as an input or output of a segment."""
         if node not in self.ports:
             self.ports[node] = make_port(node.name, node.meta["val"], self.program.shapes)
         return self.ports[node]
@@ -218,7 +231,7 @@ class _SegmentAssembler:
 
 
 def fallback_record(validated: Validated, node: Node, reason: str) -> Fallback:
-    """Return the record that a node runs in PyTorch for this reason, with the hints of the node's verdict."""
+    """Return the record that a node runs in PyTorch for this reason, with the hints of converters that refused it."""
     hint = "; ".join(dict.fromkeys(r.hint for r in validated.verdicts[node.name].reasons if r.hint))
     return Fallback(node.name, qualified_name(node.target), reason, hint, source_line(node))
 

@@ -24,10 +24,12 @@ def bytes_saved_by_operator_in_torch(
     min_size: int,
     moved_before: Collection[int] = (),
 ) -> dict[int, int]:
-    """Return the operators that PyTorch should run, each with the number of bytes saved by moving its group.
+    """Return the cheap operators that should move from engines to PyTorch so that fewer bytes cross between segments,
+    each with the number of bytes saved by the group that moves with it.
 
-    An engine with at least ``min_size`` operators keeps at least ``min_size``, or loses all. ``moved_before``: the
-    operators that earlier calls of this function moved to PyTorch.
+    An engine with at least ``min_size`` operators keeps at least ``min_size``, or loses all. ``in_torch`` and
+    ``levels``: for each unit, whether it runs in PyTorch, and its segment's number in the order of execution.
+    ``moved_before``: the operators that earlier calls of this function moved to PyTorch.
     """
     sides = OperatorSides(flow, [in_torch[unit] for unit in units.unit_of], frozenset(moved_before))
     room = operators_per_engine(units, in_torch, levels)
@@ -46,7 +48,8 @@ def bytes_saved_by_operator_in_torch(
 
 
 def _can_move_to_torch(flow: Flow, units: Units, sides: OperatorSides, i: int) -> bool:
-    """Return whether an operator may move to PyTorch: it is cheap, in an engine, its own unit, and next to PyTorch."""
+    """Return whether operator ``i`` may move to PyTorch: it is cheap, in an engine, not fused with others, and either
+    all its readers or all operators that it reads run in PyTorch."""
     if sides.in_torch[i] or not flow.is_cheap[i]:
         return False
     unit = units.unit_of[i]
@@ -74,7 +77,8 @@ MAX_MOVED_TOGETHER = 32
 
 
 def _movable_operators(flow: Flow, units: Units, sides: OperatorSides, start: int) -> Iterator[int]:
-    """Yield ``start``, then operators towards the inputs or outputs that may move once the earlier ones have."""
+    """Yield ``start`` and then neighbours, each of which may move to PyTorch once the earlier ones have: producers if
+    PyTorch runs all readers of ``start``, else readers."""
     back = sides.feeds_only_torch(start)
     waiting, seen = [start], set[int]()
     while waiting and len(seen) < MAX_MOVED_TOGETHER:
@@ -126,6 +130,7 @@ class OperatorSides:
         return sum(map(self._crossing_bytes, touched)) - before
 
     def _crossing_bytes(self, value_index: int) -> int:
+        """Return the bytes of a value if it crosses between engines and PyTorch; else 0."""
         value = self.flow.values[value_index]
         if value.producer is not None and self.in_torch[value.producer]:
             return value.nbytes if self.readers[value_index] < len(value.readers) else 0

@@ -67,8 +67,9 @@ def _reasons_of_next_moves(
 
 
 def _reasons_of_small_engines(counts: Mapping[int, int], min_size: int, max_engines: int | None) -> dict[int, str]:
-    """Return the levels of engines to give up, each with the reason: engines with fewer than ``min_size`` operators, or
-    else the smallest engines beyond ``max_engines``."""
+    """Return the engines whose operators move to PyTorch, by level (number in the order of execution), each with the
+    reason: engines with fewer than ``min_size`` operators, or else the smallest beyond ``max_engines``. ``counts``:
+    operators per engine."""
     small = {
         at: "1 operator" if count == 1 else f"{count} operators" for at, count in counts.items() if count < min_size
     }

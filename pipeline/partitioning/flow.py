@@ -95,6 +95,8 @@ def build_flow(program: Program, excluded: frozenset[Node]) -> Flow:
 def _build_values(
     program: Program, index: Mapping[Node, int], readers: Mapping[Node, Mapping[int, None]]
 ) -> tuple[Value, ...]:
+    """Return a `Value` for each node in ``readers``, with the operators that read it. ``index``: their numbers."""
+
     @cache
     def opt(size: Expr) -> int:
         return bounds(size, program.shapes).opt
@@ -133,8 +135,8 @@ def copied_nodes(program: Program, is_supported: Callable[[Node], bool]) -> froz
 
 
 def operands(node: Node) -> Iterator[Node]:
-    """Yield the tensors and symbolic ints that a node reads, and those behind any float that it reads: each segment
-    that needs a float computes it again."""
+    """Yield the tensors and symbolic ints that a node reads. In place of a float, yield what the float is computed
+    from, since each segment that needs the float computes it again."""
     waiting = node.all_input_nodes[::-1]
     while waiting:
         source = waiting.pop()

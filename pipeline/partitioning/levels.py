@@ -16,7 +16,8 @@ from pipeline.partitioning.units import Units
 
 
 def unit_levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
-    """Return the level of each unit: the first level at which it can run, or a later one if fewer bytes cross."""
+    """Return for each unit its level, the number of its segment in the order of execution (even: PyTorch; odd: an
+    engine): the first level at which the unit can run, or a later one if fewer bytes cross between segments."""
     found = [0] * len(units.members)
     for unit in units.order:
         own = in_torch[unit]

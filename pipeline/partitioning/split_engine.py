@@ -67,8 +67,8 @@ def _units_to_move_before_cut(
     flow: Flow, units: Units, units_after_cut: Sequence[int], cache_updates: frozenset[int], before: frozenset[int]
 ) -> list[int]:
     """Return the units (operators that are not split) after a cut that can move before it: chains of cheap operators
-    that read one tensor from before the cut, but no result of a cache update, and do not enlarge it. No unit moves
-    before a unit that it reads. ``before``: the submodule's operators before the cut."""
+    that read one tensor from before the cut, no result of a cache update, and whose result is not larger than this
+    tensor. No unit moves before a unit that it reads. ``before``: the submodule's operators before the cut."""
     chains: dict[int | None, tuple[int, list[int]]] = {}
     found: list[int] = []
     for unit in units_after_cut:

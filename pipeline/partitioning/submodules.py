@@ -14,8 +14,9 @@ from pipeline.partitioning.flow import Flow, Node
 
 @frozen
 class Submodules:
-    """Selects the submodules that are not split: those whose path has ``depth`` names (``encoder.layer.0`` has 3) or
-    fewer, if no deeper one has the operator; or the outermost with paths matching ``pattern`` (``encoder.layer.?``)."""
+    """Selects the submodules that are not split. By ``depth``: each operator belongs to the first ``depth`` names of
+    its module's path (2: ``encoder.layer`` for an operator in ``encoder.layer.0``), or to the whole path if that is
+    shorter. By ``pattern`` (``encoder.layer.?``): it belongs to the outermost matching module around it."""
 
     depth: int = 1
     pattern: str | None = None
@@ -33,8 +34,9 @@ Patterns = Sequence[tuple[int, ...]]
 
 
 def pattern_start_of_moved_operators(submodule_of: Sequence[str | None], patterns: Patterns) -> dict[int, int]:
-    """Return the operators of patterns that begin in another submodule, each with the convolution or matmul at which
-    its pattern begins. They move to that submodule, so that no cut between submodules splits a pattern."""
+    """Return the operators that move to another submodule: those whose pattern (operators that TensorRT fuses) begins
+    in that submodule, each with the convolution or matmul at which the pattern begins. So no cut between submodules
+    splits a pattern."""
     return {i: pattern[0] for pattern in patterns for i in pattern if submodule_of[i] != submodule_of[pattern[0]]}
 
 

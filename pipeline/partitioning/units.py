@@ -94,6 +94,7 @@ def fused_patterns(flow: Flow, is_supported: Callable[[int], bool]) -> Iterator[
 
 
 def _epilogue_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) -> tuple[int, ...]:
+    """Return a convolution or matmul, and its epilogue: the norms and elementwise operators after it."""
     found = [start]
     for step in _following_groups(flow, start, is_free):
         if not all(is_pointwise(flow.nodes[i]) or op_kind(flow.nodes[i].target) is Kind.SCALES for i in step):

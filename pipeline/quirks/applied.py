@@ -74,6 +74,7 @@ def assume(*ids: str) -> Experiment:
 
 
 def _check_ids(ids: tuple[str, ...]) -> frozenset[str]:
+    """Return the ids of kernel bugs as a set; raise `ValueError` if the table of bugs lacks one."""
     if unknown := sorted(set(ids) - _BY_ID.keys()):
         raise ValueError(f"unknown ids of kernel bugs: {', '.join(unknown)}; known ids: {', '.join(_BY_ID)}")
     return frozenset(ids)
@@ -82,7 +83,7 @@ def _check_ids(ids: tuple[str, ...]) -> frozenset[str]:
 def find_marks(
     nodes: Iterable[torch.fx.Node], ranges: Symbols, constants: Iterable[str] = (), outputs: Iterable[str] = ()
 ) -> tuple[Mark, ...]:
-    """Return marks for the nodes of a segment that need a workaround, found by the analyses of the bugs to avoid."""
+    """Return a `Mark` for each change to a segment's network that avoids a kernel bug: the node to change, and how."""
     segment = SegmentNodes(tuple(nodes), frozenset(constants), frozenset(outputs), ranges)
     return tuple(
         Mark(quirk.id, *affected)

@@ -70,8 +70,8 @@ class RegisterValues:
                 self._shifting.add(node)
 
     def in_registers(self, operand: torch.fx.Node, node: torch.fx.Node) -> bool:
-        """Return whether a kernel may keep ``operand``, which ``node`` broadcasts, in registers: one element in each
-        thread, or a reduction's result that a second reduction of the same elements needs, broadcast to others."""
+        """Return whether a kernel may keep ``operand``, which ``node`` broadcasts, in registers: a value per element,
+        or a reduction's result from which a second reduction of the same elements is computed."""
         first = self._first_equal_node(operand)
         if first in self._kept:
             return True
@@ -80,6 +80,7 @@ class RegisterValues:
         return not any(self._depends_through_matmul(x, operand) for x in node.all_input_nodes if x is not operand)
 
     def _first_equal_node(self, node: torch.fx.Node) -> torch.fx.Node:
+        """Return the first node of the segment that computes the same as this node, or the node itself."""
         return self._first.get(node, node)
 
     def _computation_key(self, node: torch.fx.Node) -> str:
@@ -90,6 +91,8 @@ class RegisterValues:
         return f"{node.target} {given}"
 
     def _reduction_role(self, node: torch.fx.Node) -> Role | None:
+        """Return "reduced" for a reduction's result, "behind" for what is computed from result and elements; else
+        None."""
         if has_reduction(node):
             return "reduced" if op_kind(node.target) in (Kind.REDUCES, Kind.POOLS) else "behind"
         if not keeps_positions(node):

@@ -16,8 +16,9 @@ from pipeline.shapes.environment import Expr, Shape, bounds, shape_of
 
 
 def find_sizes_that_may_be_zero(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the symbols of input sizes that may be 0 in a call, if a tensor is then not empty, is read by an empty
-    node, and affects an output. Most ranges begin at 0 only because the user states no minimum."""
+    """Yield the symbols of dynamic sizes for which a call with size 0 would trigger the bug: a tensor that is not empty
+    and affects an output is read by an operator with an empty result. Only these sizes are reported, since most ranges
+    begin at 0 only because the user states no minimum."""
     names = [name for name, each in segment.ranges.items() if each.min < 1 and not name.startswith("u")]
     shapes = {node: _tensor_shapes(node) for node in segment.nodes} if names else {}
     found = [name for name in names if _leaves_unwritten(segment, shapes, name)]

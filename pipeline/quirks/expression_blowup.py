@@ -68,6 +68,7 @@ class ExpressionSizes:
         return self._terms[node]
 
     def _count_terms(self, node: torch.fx.Node) -> int:
+        """Return the number of terms of a node's expression, into which TensorRT inlines the node's inputs."""
         given = node.all_input_nodes
         if is_pointwise(node) or (moves_elements(node) and given and node_shape(given[0]) == node_shape(node)):
             seen = [self._nodes_at_other_positions(x, node) for x in given]
@@ -115,10 +116,12 @@ def _reduced_length_if_small(node: torch.fx.Node) -> int | None:
 
 
 def _product_if_small(sizes: Iterable[Expr]) -> int | None:
+    """Return the product of sizes; None if it is dynamic, 0 or greater than `FEW`."""
     total: Expr = math.prod(sizes)
     return total if isinstance(total, int) and 0 < total <= FEW else None
 
 
 def can_have_own_kernel(node: torch.fx.Node) -> bool:
+    """Return whether the compiler can put a node into a separate kernel: a tensor of a supported dtype and rank."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype in DTYPES and value.dim() < 8

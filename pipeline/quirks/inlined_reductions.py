@@ -25,7 +25,8 @@ MATMULS = (Kind.MULTIPLIES, Kind.PROJECTS)
 
 
 def find_small_sums(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the nodes that broadcast small sums into a reduction, with these sums, and nodes to compute apart."""
+    """Yield the nodes to change: those that broadcast small sums which a reduction kernel would read, each with these
+    sums to be expanded before; and those to be computed in a separate kernel."""
     reduced, few = _inputs_of_reductions(segment.nodes), _small_sums(segment.nodes)
     for node in segment.nodes:
         if node not in reduced:
@@ -82,4 +83,5 @@ def _is_small_normalization(node: torch.fx.Node) -> bool:
 
 
 def _may_be_inlined(node: torch.fx.Node) -> bool:
+    """Return whether TensorRT may inline an operator into its readers' kernel: an elementwise operator or a view."""
     return keeps_positions(node) or op_kind(node.target) in MOVING

@@ -54,6 +54,7 @@ def find_unwritten_results(plan: object, sources: KernelOffsets) -> tuple[tuple[
 
 
 def _unwritten_outputs(plan: Plan, source_start: int, call: re.Match[bytes]) -> list[bytes]:
+    """Return the outputs of a kernel call that the kernel's source, at ``source_start`` in the plan, never mentions."""
     head, _, body = plan[source_start : plan.find(b"\0", source_start)].partition(b")\n{")
     parameters = [*zip(_NAME.findall(call["args"]), re.findall(rb"__v\d+", head), strict=False)]
     mentioned = {argument for argument, p in parameters if re.search(p + rb"\b", body)}
@@ -202,8 +203,8 @@ def find_misplaced_registers(plan: Plan, sources: KernelOffsets) -> tuple[str, .
 
 
 def _reads_unset_registers(source: bytes) -> bool:
-    """Return whether a kernel reads registers in a loop over sizes for which no function that reads inputs has a loop
-    that fills the registers."""
+    """Return whether a kernel's source has a loop that reads registers, but among the functions that read inputs none
+    has a loop over the same sizes that sets these registers."""
     known: list[Counter[bytes]] = []
     used: list[Counter[bytes]] = []
     for function in source.split(b"template<> __device__ "):

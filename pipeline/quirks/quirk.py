@@ -87,6 +87,7 @@ class Quirk:
         return f"{first} and newer" if first else f"before {end}" if end else "all"
 
     def affects(self, flavour: str, version: Version) -> bool:
+        """Return whether to avoid the bug in a library (``flavour``: TensorRT or TensorRT-RTX) of this version."""
         if flavour not in self.flavours:
             return False
         is_new_enough = self.since is None or version >= self.since

@@ -27,7 +27,8 @@ def has_reduction(node: torch.fx.Node) -> bool:
 
 
 def keeps_positions(node: torch.fx.Node) -> bool:
-    """Return whether each result element depends only on input elements at its own position, or may do so."""
+    """Return whether each result element may depend only on input elements at its own position: True for elementwise
+    operators, and, since that is not certain, for views whose result has the input's shape."""
     if node.target is operator.getitem or is_pointwise(node) or moves_elements(node):
         return True
     given = node.all_input_nodes

@@ -107,6 +107,7 @@ def _has_no_input(node: Node) -> bool:
 
 
 def _typical_element(node: Node) -> Tensor:
-    """Return an element of a node as a 0-d tensor: the number of a filled tensor, or `SOME` for a constant."""
+    """Return an element of a node as a 0-d tensor: the number with which a node such as ``full`` fills its result, or
+    0.7 (`SOME`) for a constant whose elements are unknown."""
     number = node.args[-1] if _has_no_input(node) and node.args else SOME
     return _scalar_with_dtype_of(node, number if isinstance(number, int | float) else SOME)

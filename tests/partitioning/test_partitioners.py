@@ -332,8 +332,8 @@ WRONG: dict[str, Any] = {
     "the operator sort is in an engine segment, but an engine cannot run it": lambda names: [("engine", names)],
     "linear is in two segments": lambda names: [("torch", names), ("engine", names[:1])],
     "linear is in no segment": lambda names: [("torch", names[1:])],
-    "nonsense is not an operator of the program": lambda names: [("torch", [*names, "nonsense"])],
-    "the segment of softmax would run before its input relu": lambda names: [
+    "a group has nonsense, which is not an operator of the program": lambda names: [("torch", [*names, "nonsense"])],
+    "the segment of softmax would run before relu, whose result it reads": lambda names: [
         ("engine", names[2:3]),
         ("torch", names[:2] + names[3:]),
     ],
