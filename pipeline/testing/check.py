@@ -191,6 +191,7 @@ def compare_with_eager(call: Call, call_program: CallProgram, compiled: Compiled
 def _compare_at_sizes(
     sizes: Mapping[str, int], call: Call, call_program: CallProgram, module: CompiledModule, executor: Executor
 ) -> None:
+    """Run the compiled call and eager at these sizes; raise a `CheckError` if their results differ."""
     where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items()) or 'these sizes'} on {executor}"
     results = run_or_fail("runs", call, lambda: module(*call_program.arguments(call, sizes)), where)
     expected = compute_expected(call, sizes, [fake.dtype for fake in _fake_outputs(call_program.program)])
@@ -206,7 +207,8 @@ def _compare_at_sizes(
 def _check_fake_tensors(expected: Expected, program: Program) -> None:
     """Raise a `CallError` if results in eager and on fake tensors, which converters see, differ in a dtype or size.
 
-    Torch 2.11 specializes ``int(k * 1.7)`` to the current size ``int(6 * 1.7)`` in a dynamic upsample_linear1d.
+    They differ, for example, if tracing replaces a dynamic size by its current value: Torch 2.11 does so for the size
+    ``int(k * 1.7)`` of the result of upsample_linear1d.
     """
     for result, fake in zip(expected.eager, _fake_outputs(program), strict=True):
         if result.dtype != fake.dtype:
@@ -218,6 +220,7 @@ def _check_fake_tensors(expected: Expected, program: Program) -> None:
 
 
 def _fake_outputs(program: Program) -> list[torch.Tensor]:
+    """Return the fake tensors of a program's outputs."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     return [values[output.value] for output in program.outputs]
 
@@ -229,7 +232,7 @@ def run_or_fail(kind: Kind, call: Call, function: Callable[[], T], where: str = 
     except CheckError:
         raise
     except Exception as error:
-        raise CheckError(kind, call, f"it raised {type(error).__name__}{where}: {error}") from error
+        raise CheckError(kind, call, f"this step raised {type(error).__name__}{where}: {error}") from error
 
 
 def fail(kind: Kind, call: Call, message: str) -> NoReturn:

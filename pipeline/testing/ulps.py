@@ -54,9 +54,9 @@ class Units:
         return evolve(self, units=self.units + 6, scale=scale, signed_zeros=False)
 
     def exponent_tolerance(self, executor: str, exact: torch.Tensor) -> torch.Tensor:
-        """Return the additional error allowed for TensorRT, which rounds the exponent of e to float32, so that the
-        error grows with the exponent. Also, a power that is subnormal in float32 may become 0; silu multiplies it by up
-        to 128.
+        """Return the additional error allowed for TensorRT, which rounds the exponent of e to float32: the error grows
+        with the exponent. A power that is subnormal in float32 may also become 0; silu multiplies this error by up to
+        128.
 
         Measured on RTX 1.4 and an H200: sigmoid returns 7.416116e-37 for 7.416110e-37, 7 units. TensorRT's sigmoid
         layer for bfloat16, which converters therefore do not use, returned 0 for 6.6e-36.
@@ -85,6 +85,7 @@ _TAIL = Units(DEFAULT.units, DEFAULT.reason, exponential=True)
 
 
 def _each(operator_names: str, tolerance: Units) -> dict[object, Units]:
+    """Return a table with this tolerance for each of the operators, whose names are separated by spaces."""
     return dict.fromkeys(operator_names.split(), tolerance)
 
 

@@ -17,6 +17,8 @@ def _ints_between(low: int, high: int) -> CreateValues:
 
 
 def _floats_between(low: float, high: float) -> CreateValues:
+    """Return a function that creates random floats between ``low`` and ``high``."""
+
     def make(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         return low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
 
@@ -24,7 +26,7 @@ def _floats_between(low: float, high: float) -> CreateValues:
 
 
 def _ints_up_to(most: int) -> CreateValues:
-    """Return a function that creates random integers of magnitude up to ``most``, of both signs if signed."""
+    """Return a function that creates random integers of magnitude up to ``most``, also negative in signed dtypes."""
     return lambda shape, dtype, generator: _ints_between(0 if dtype == torch.uint8 else -most, most)(
         shape, dtype, generator
     )
@@ -43,6 +45,7 @@ _small = _ints_up_to(3)
 
 
 def _nonzero_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Generate random values without 0, of both signs if the dtype is signed."""
     sign = 1 if dtype == torch.uint8 else torch.randint(0, 2, shape, generator=generator) * 2 - 1
     return _positive(shape, dtype, generator) * sign
 
@@ -115,7 +118,7 @@ def _regular_matrices(shape: Sequence[int], dtype: torch.dtype, generator: torch
 
 
 def _positive_definite_matrices(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate symmetric matrices whose eigenvalues are at least 1, or parts of such for shapes that are not square."""
+    """Generate symmetric matrices with eigenvalues of at least 1; if not square, crop a square one to the shape."""
     *batch, rows, columns = shape
     size = max(rows, columns)
     factor = torch.randn(*batch, size, size, generator=generator)
@@ -181,10 +184,12 @@ def generate_values(kind: Any, shape: Sequence[int], dtype: torch.dtype, seed: i
 
 
 def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Convert values to a dtype; as bools, positive values are True and all other values False."""
     return values > 0 if dtype == torch.bool else values.to(dtype)
 
 
 def _find_kind(table: Mapping[str, object], name: str) -> Any:
+    """Return the entry of this name in ``VALUES`` or ``PARAMETRIC``; raise a ValueError if there is none."""
     if name not in table:
         raise ValueError(f"wrong kind of values {name!r}: expected one of {', '.join([*VALUES, *PARAMETRIC, 'given'])}")
     return table[name]

@@ -51,6 +51,7 @@ def _index_tensors(draw: Draw, shape: Shape, *, distinct: bool = False) -> list[
 
 @strategy(aten.index.Tensor)
 def draw_index(draw: Draw, target: object) -> Call:
+    """Generate calls of ``aten.index.Tensor``, with index tensors for some dims and None for the others."""
     shape = draw(shapes(1, 4, with_zero=False))
     indices = draw(_index_tensors(shape))
     call = Call(target, (draw(any_tensors(shape, draw(dtypes))), indices))
@@ -123,6 +124,7 @@ def draw_index_fill(draw: Draw, target: object) -> Call:
 
 @strategy(aten.tril.default, aten.triu.default)
 def draw_triangle(draw: Draw, target: object) -> Call:
+    """Generate calls of ``tril`` and ``triu`` with diagonals from -4 to 4."""
     return draw(
         name_sizes(Call(target, (draw(any_tensors(draw(shapes(2, 4)), draw(dtypes))), draw(st.integers(-4, 4)))))
     )
@@ -152,6 +154,7 @@ def draw_masked_scatter(draw: Draw, target: object) -> Call:
 
 @strategy(aten.nonzero.default, aten.nonzero_numpy.default, aten.where.default)
 def draw_nonzero(draw: Draw, target: object) -> Call:
+    """Generate calls of ``nonzero``, ``nonzero_numpy`` and ``where(condition)``."""
     return draw(name_sizes(Call(target, (draw(tensors(draw(shapes(1, 4)), draw(dtypes), "small")),))))
 
 
@@ -163,6 +166,7 @@ def draw_masked_select(draw: Draw, target: object) -> Call:
 
 @strategy(aten.put.default)
 def draw_put(draw: Draw, target: object) -> Call:
+    """Generate calls of ``aten.put`` that add values to elements, given by indices into the flattened tensor."""
     shape, dtype = draw(shapes(1, 3, with_zero=False)), draw(floats)
     index = draw(tensors((2, 2), torch.int64, ("index", math.prod(shape))))
     return Call(target, (draw(tensors(shape, dtype)), index, draw(tensors((2, 2), dtype, "small")), True))
