@@ -19,6 +19,7 @@ def plan_text(view: ProgramView) -> str:
 
 
 def _plan_lines(view: ProgramView) -> Iterator[str]:
+    """Yield the lines of `plan_text`."""
     engines = [s for s in view.segments if s.place == "tensorrt"]
     inside = len(view.operators) - len(view.fallbacks)
     plural = "s"[: len(engines) != 1]
@@ -41,6 +42,7 @@ def _plan_lines(view: ProgramView) -> Iterator[str]:
 
 
 def _lines_of_segment(view: ProgramView, segment: SegmentView) -> Iterator[str]:
+    """Yield lines that describe a segment: its operators, weights, inputs and outputs."""
     size = f"weights {format_bytes(segment.weights)}"
     operators = f"{segment.operators} operator{'s'[: segment.operators != 1]}"
     if segment.place == "tensorrt":
