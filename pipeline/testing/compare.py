@@ -231,7 +231,7 @@ def _describe_leaf_difference(eager: object, exact: object, result: object, dtyp
 def _wrong_in_program(
     eager: torch.Tensor, exact: object, result: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return a mask of elements whose float64 error exceeds twice eager's largest error by more than `PROGRAM` allows."""
+    """Return a mask of elements whose float64 error exceeds twice eager's largest error plus what `PROGRAM` allows."""
     best = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
     best, single, ours = best.double(), eager.double(), result.double()
     worst = float((single - best).abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0
