@@ -109,7 +109,7 @@ def _layer_times(
 
 
 def _names_of_operators(compiled: Compiled, names: Iterable[str]) -> Iterator[str]:
-    """Yield those of the names that are operators of the program."""
+    """Yield, of these names of nodes, those whose nodes are operators of the program."""
     known = {node.name for node in compiled.program.graph.nodes if is_operator(node)}
     return (name for name in names if name in known)
 

@@ -42,7 +42,8 @@ class Span:
 
 @frozen
 class RowTimes:
-    """A segment's GPU milliseconds: each profiler row's kernel names and time, and the gaps between kernels."""
+    """The GPU milliseconds of a segment. ``rows``: each profiler row's kernel names and time. ``between``: the gaps
+    between kernels."""
 
     rows: tuple[tuple[tuple[str, ...], float], ...]
     between: float

@@ -22,8 +22,8 @@ LARGEST_PLAIN_INPUT = 8.0
 
 @frozen
 class Expected:
-    """The expected results of a call: eager's, those in float64, and those for absolute values of the inputs. A result
-    that PyTorch cannot compute is None.
+    """The expected results of a call: eager's, those in float64 (``exact``), and those for absolute values of the
+    inputs, to which the tolerances of sums are relative. A result that PyTorch cannot compute is None.
 
     Complex results are pairs of reals in a last dim of size 2; ``pairs`` says which results are complex.
     """

@@ -23,8 +23,8 @@ Scale = Literal["element", "pair", "tensor", "absolute"]
 
 @frozen
 class Units:
-    """A row of the table of tolerances: ``units`` on any executor, ``gpu`` additional units on a GPU, and ``tf32``, a
-    relative error of float32 matmuls on a GPU.
+    """The tolerance of an operator: ``units`` in the last place by which errors may exceed eager's, ``gpu`` additional
+    units on a GPU, and ``tf32``, a relative error of float32 matmuls on a GPU.
 
     ``signed_zeros``: whether zeros must have the same sign as in eager. ``exponential``: results are powers of e, for
     which TensorRT has a wider bound (``exponent_tolerance``). ``rounds_numbers``: eager rounds Python numbers to the
@@ -48,7 +48,7 @@ class Units:
         return self.units + self.gpu + (self.tf32 / torch.finfo(dtype).eps if uses_tf32 else 0.0)
 
     def for_complex_results(self) -> Units:
-        """Return the row to use for complex results: real and imaginary parts are sums of products, which may cancel,
+        """Return the tolerance to use for complex results: real and imaginary parts are sums of products, which may cancel,
         and the signs of eager's zeros depend on the tensor's length."""
         scale: Scale = "pair" if self.scale == "element" else self.scale
         return evolve(self, units=self.units + 6, scale=scale, signed_zeros=False)
@@ -133,6 +133,6 @@ PROGRAM: Final[Mapping[torch.dtype, Units]] = {
 
 
 def tolerance_for(target: object, dtype: torch.dtype) -> Units:
-    """Return the row of the table of tolerances for an operator in this dtype."""
+    """Return the tolerance of an operator in this dtype, from the table `ULPS`."""
     name = target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(target)
     return ULPS.get((name, dtype), ULPS.get(name, DEFAULT))

@@ -96,7 +96,7 @@ def original_module(program: Program) -> SourceModel:
         raise NotComparableError("the module's submodules, or their training mode, changed since it was captured")
     tensors = () if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction) else _named_tensors(model)
     if any(program.parameters.get(name, tensor) is not tensor for name, tensor in tensors):
-        raise NotComparableError("the module's parameters or buffers were replaced since it was captured")
+        raise NotComparableError("the module and the program have different weights: one of them was moved or refitted")
     return model
 
 

@@ -71,7 +71,7 @@ def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
 
 
 def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
-    """Return a smallest wrong subset of wrong nodes; a larger subset if the limit of questions is reached."""
+    """Return a smallest wrong subset of wrong nodes; a larger subset if ``is_wrong`` reaches its limit of calls."""
     try:
         found, _ = _reduce_to_smallest(nodes, 0, is_wrong)
     except _LimitReached as cut:
@@ -80,7 +80,7 @@ def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
 
 
 class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
-    """The limit of questions was reached while a set was reduced: ``nodes`` together are wrong, maybe a subset too."""
+    """The predicate's limit was reached while a set was reduced: ``nodes`` together are wrong, maybe a subset too."""
 
     def __init__(self, nodes: frozenset[str]) -> None:
         super().__init__()
