@@ -82,7 +82,7 @@ TargetsByName: TypeAlias = dict[str, frozenset[Target]]
 
 
 def _targets_by_name(keys: Iterable[Target]) -> TargetsByName:
-    """Return, by its text, the operators of each overload, packet (all its overloads) or name."""
+    """Return a dict from each overload, packet or name (as text) to the operators for which it stands."""
     return {str(key): frozenset(targets_of_key(key)) for key in keys}
 
 

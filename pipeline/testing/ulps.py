@@ -48,7 +48,7 @@ class Units:
         return self.units + self.gpu + (self.tf32 / torch.finfo(dtype).eps if uses_tf32 else 0.0)
 
     def for_complex_results(self) -> Units:
-        """Return the tolerance to use for complex results: real and imaginary parts are sums of products, which may cancel,
+        """Return the tolerance for complex results: real and imaginary parts are sums of products, which may cancel,
         and the signs of eager's zeros depend on the tensor's length."""
         scale: Scale = "pair" if self.scale == "element" else self.scale
         return evolve(self, units=self.units + 6, scale=scale, signed_zeros=False)

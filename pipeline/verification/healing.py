@@ -48,7 +48,7 @@ def apply_decisions(compiled: Compiled, decisions: Sequence[Decision], recompile
         healed = {row.node: verdicts[row.node] for row in compiled.healed if row.node in remaining}
         validated = evolve(validated, verdicts=FrozenDict({**validated.verdicts, **healed}))
     if new := [v for v in validated.verdicts.values() if not v.supported and v.node not in verdicts]:
-        raise NotPossibleError(f"no converter accepts the nodes that replace them: {'; '.join(map(str, new))}")
+        raise NotPossibleError(f"no converter accepts these new nodes of an alternative: {'; '.join(map(str, new))}")
     for decision in decisions:
         validated = decision.alternative.decide(validated, decision.nodes, decision.reason)
     return validated

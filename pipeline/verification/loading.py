@@ -88,7 +88,7 @@ def make_loadable(
 
 @define
 class _Search:
-    """A search for operators whose engines do not load. ``fails``: whether it fails, by engine signature."""
+    """A search for operators whose engines do not load. ``fails``: whether each engine fails, by signature."""
 
     loader: Loader
     recompiler: Recompiler

@@ -120,7 +120,7 @@ def _run_copy(comparison: Comparison, program: Program, reference: Reference, mo
         expected = sum(output.kind == "user" for output in compared_outputs(program))
         if len(returned) != expected:
             raise NotComparableError(
-                f"the module returns {len(returned)} values, but its captured graph {expected} values"
+                f"the module returns {len(returned)} values, but its captured graph returns {expected}"
             )
         return returned
 

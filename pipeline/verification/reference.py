@@ -136,7 +136,7 @@ class Reference:
 
     @cached_property
     def _rounding_spreads(self) -> list[Spread | None]:
-        """Return, for each output, its spread over runs with random rounding errors; None if it has none."""
+        """Return, for each output, its spread over runs with random rounding errors; None if it is no float tensor."""
         if self.exact is None:
             return [None] * len(self.eager)
         limits = [_error_limit(*each) for each in zip(self.bounds, self.eager, self.exact, strict=True)]

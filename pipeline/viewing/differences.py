@@ -136,7 +136,7 @@ def _changed_kernels(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _changed_sizes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """Yield a row for each difference in engines, weights and tensors between segments, in bytes, or in operators."""
+    """Yield rows for differing sizes in bytes of engines, weights and cuts, and for differing numbers of operators."""
     yield from _changed_values(_engine_totals(before), _engine_totals(after))
     for what, title in {"nbytes": "engine", "weights": "weights", "operators": "operators"}.items():
         shown = str if what == "operators" else format_bytes

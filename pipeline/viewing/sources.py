@@ -44,7 +44,9 @@ def read_view(path: Path) -> ProgramView:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ArtifactError(f"{path} is not a program's JSON view", "`pipeline compile -o DIR` writes one")
     if data.get("schema") != SCHEMA:
-        raise ArtifactError(f"{path} has schema {data.get('schema')}, but pipeline reads {SCHEMA}", "compile again")
+        raise ArtifactError(
+            f"{path} has schema {data.get('schema')}, and this version of pipeline reads {SCHEMA}", "compile again"
+        )
     try:
         found: ProgramView = codec.from_json(data.get("program"), ProgramView)
     except MalformedError as error:
