@@ -121,7 +121,6 @@ def dim_size(dim: object, sizes: Mapping[str, object]) -> Leaf:
 
 
 def _size_names(dim: object) -> tuple[str, ...]:
-    """Return the names of sizes in a dim, which is an int, a name or a `Size`."""
     return dim.size_names if isinstance(dim, Size) else (dim,) if isinstance(dim, str) else ()
 
 

@@ -191,7 +191,6 @@ def compare_with_eager(call: Call, call_program: CallProgram, compiled: Compiled
 def _compare_at_sizes(
     sizes: Mapping[str, int], call: Call, call_program: CallProgram, module: CompiledModule, executor: Executor
 ) -> None:
-    """Run the compiled call and eager at these sizes; raise a `CheckError` if their results differ."""
     where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items()) or 'these sizes'} on {executor}"
     results = run_or_fail("runs", call, lambda: module(*call_program.arguments(call, sizes)), where)
     expected = compute_expected(call, sizes, [fake.dtype for fake in _fake_outputs(call_program.program)])
@@ -220,7 +219,6 @@ def _check_fake_tensors(expected: Expected, program: Program) -> None:
 
 
 def _fake_outputs(program: Program) -> list[torch.Tensor]:
-    """Return the fake tensors of a program's outputs."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     return [values[output.value] for output in program.outputs]
 

@@ -211,7 +211,6 @@ def _coarsest_dtype(program: Program) -> torch.dtype:
 
 
 def _describe_leaf_difference(eager: object, exact: object, result: object, dtype: torch.dtype, executor: str) -> str:
-    """Describe how one leaf of a program's outputs differs from eager's and float64's; empty if they agree."""
     if not isinstance(eager, torch.Tensor):
         return "" if type(result) is type(eager) and result == eager else f"{result!r}, eager gives {eager!r}"
     if not isinstance(result, torch.Tensor):

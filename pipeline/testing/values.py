@@ -17,8 +17,6 @@ def _ints_between(low: int, high: int) -> CreateValues:
 
 
 def _floats_between(low: float, high: float) -> CreateValues:
-    """Return a function that creates random floats between ``low`` and ``high``."""
-
     def make(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         return low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)
 
@@ -45,7 +43,6 @@ _small = _ints_up_to(3)
 
 
 def _nonzero_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate random values without 0, of both signs if the dtype is signed."""
     sign = 1 if dtype == torch.uint8 else torch.randint(0, 2, shape, generator=generator) * 2 - 1
     return _positive(shape, dtype, generator) * sign
 

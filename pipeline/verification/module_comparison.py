@@ -73,7 +73,6 @@ def _references_on(comparison: Comparison, device: torch.device, multiple: float
 
 
 def _device_of_module(module: SourceModel, comparison: Comparison) -> torch.device:
-    """Return the device of a module's first parameter or buffer; without any, the one on which eager ran."""
     tensors = (*module.parameters(), *module.buffers()) if isinstance(module, torch.nn.Module) else ()
     return next((t.device for t in tensors), comparison.references[0].device)
 

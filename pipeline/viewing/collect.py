@@ -269,7 +269,6 @@ def _node_kind(node: torch.fx.Node) -> Literal["operator", "item", "size", "inpu
 
 
 def _target_name(node: torch.fx.Node) -> str:
-    """Return the name of the operator that a node calls, or the kind of node (``placeholder``)."""
     return qualified_name(node.target) if node.op == "call_function" else node.op
 
 

@@ -123,13 +123,11 @@ def _changed_counts(title: str, before: Sequence[str], after: Sequence[str]) -> 
 
 
 def _changed_layers(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """Yield a row for each kind of layers whose number differs, and for the number of all layers."""
     kinds = ([layer.kind for node in view.nodes for layer in node.layers] for view in (before, after))
     return _changed_counts("layers", *kinds)
 
 
 def _changed_kernels(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """Yield a row for each kernel name whose number of kernels differs, and for the number of all kernels."""
     names = [[_NUMBER.sub("", kernel.name) for kernel in view.kernels] for view in (before, after)]
     if any(names):
         yield from _changed_counts("kernels", *names)
@@ -185,7 +183,6 @@ def _changed_weights(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _differing_times(before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[Row]:
-    """Yield a row for each name whose times (milliseconds) differ by more than the share `MIN_TIME_CHANGE`."""
     for name in (name for name in after if name in before):
         was, now = before[name], after[name]
         if abs(now - was) > MIN_TIME_CHANGE * max(was, now):

@@ -42,7 +42,6 @@ def _plan_lines(view: ProgramView) -> Iterator[str]:
 
 
 def _lines_of_segment(view: ProgramView, segment: SegmentView) -> Iterator[str]:
-    """Yield lines that describe a segment: its operators, weights, inputs and outputs."""
     size = f"weights {format_bytes(segment.weights)}"
     operators = f"{segment.operators} operator{'s'[: segment.operators != 1]}"
     if segment.place == "tensorrt":

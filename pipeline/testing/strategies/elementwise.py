@@ -78,7 +78,6 @@ def draw_round_decimals(draw: Draw, target: object) -> Call:
 
 @strategy(aten._prelu_kernel.default)
 def draw_prelu(draw: Draw, target: object) -> Call:
-    """Generate calls of ``aten._prelu_kernel`` with one slope, or one for each channel."""
     shape, dtype = draw(shapes(2, 4)), draw(floats)
     slopes = (1, shape[1] if draw(st.booleans()) else 1, *[1] * (len(shape) - 2))
     weight = draw(tensors(slopes, dtype, constant=draw(st.booleans())))
@@ -120,7 +119,6 @@ def draw_convert_element_type(draw: Draw, target: object) -> Call:
 
 @strategy(aten.copy.default)
 def draw_copy(draw: Draw, target: object) -> Call:
-    """Generate calls of ``aten.copy``, whose source may be smaller (it broadcasts) and of another dtype."""
     source, dtype = draw(dtypes), draw(dtypes)
     shape = draw(shapes())
     part = draw(st.sampled_from((shape, shape[1:], tuple(1 for _ in shape), ())))

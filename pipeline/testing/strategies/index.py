@@ -51,7 +51,6 @@ def _index_tensors(draw: Draw, shape: Shape, *, distinct: bool = False) -> list[
 
 @strategy(aten.index.Tensor)
 def draw_index(draw: Draw, target: object) -> Call:
-    """Generate calls of ``aten.index.Tensor``, with index tensors for some dims and None for the others."""
     shape = draw(shapes(1, 4, with_zero=False))
     indices = draw(_index_tensors(shape))
     call = Call(target, (draw(any_tensors(shape, draw(dtypes))), indices))
@@ -154,7 +153,6 @@ def draw_masked_scatter(draw: Draw, target: object) -> Call:
 
 @strategy(aten.nonzero.default, aten.nonzero_numpy.default, aten.where.default)
 def draw_nonzero(draw: Draw, target: object) -> Call:
-    """Generate calls of ``nonzero``, ``nonzero_numpy`` and ``where(condition)``."""
     return draw(name_sizes(Call(target, (draw(tensors(draw(shapes(1, 4)), draw(dtypes), "small")),))))
 
 

@@ -61,7 +61,6 @@ def draw_division(draw: Draw, target: object) -> Call:
 
 @strategy(prims.sum.default)
 def draw_sum(draw: Draw, target: object) -> Call:
-    """Generate calls of ``prims.sum`` over a sorted list of dims."""
     shape = draw(shapes(1))
     dims = sorted(d % len(shape) for d in draw(dim_lists(len(shape), 1)))
     dtype = draw(arithmetic)

@@ -49,7 +49,6 @@ def _same_or_larger_shape(draw: Draw, shape: Shape) -> Shape:
 
 @strategy(aten.scatter.src)
 def draw_scatter(draw: Draw, target: object) -> Call:
-    """Generate calls of ``scatter.src``, in which no two indices are equal along the dim."""
     shape, dtype = draw(shapes(0, 4, with_zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     if draw(st.booleans()):

@@ -48,7 +48,6 @@ def _sizes_named_in(call_args: tuple[Any, ...]) -> dict[str, Any]:
 
 @strategy(aten.scaled_dot_product_attention.default)
 def draw_attention(draw: Draw, target: object) -> Call:
-    """Generate calls of ``scaled_dot_product_attention``, with and without head dim, mask and grouped queries."""
     dtype, gqa = draw(floats), draw(st.sampled_from((False, False, True)))
     leading: list[Dim] = ["b", HEADS] if gqa else draw(st.sampled_from((["b", HEADS], ["b", HEADS], ["b"], [])))
     grouped = len(leading) == 2
@@ -181,7 +180,6 @@ def recurrent_layers(draw: Draw, gates: int) -> RecurrentLayer:
 
 @strategy(*GATES)
 def draw_recurrent_layer(draw: Draw, target: Target) -> Call:
-    """Generate calls of ``lstm``, ``gru``, ``rnn_tanh`` and ``rnn_relu`` on sequences of equal length."""
     layer, batch_first = draw(recurrent_layers(GATES[target])), draw(st.booleans())
     steps, features = layer.steps, layer.features
     shape = ("n", steps, features) if batch_first else (steps, "n", features)

@@ -203,7 +203,6 @@ def draw_pad_circular(draw: Draw, target: object) -> Call:
 
 @strategy(aten.pad.default)
 def draw_pad(draw: Draw, target: object) -> Call:
-    """Generate calls of ``aten.pad`` in all its modes: constant, reflect, replicate and circular."""
     mode = draw(st.sampled_from(["constant", "reflect", "replicate", "circular"]))
     count = draw(st.integers(1, 3))
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + 2)))
