@@ -25,11 +25,12 @@ Rows = Sequence[tuple[str, float]]
 
 @frozen
 class MeasuredTimes:
-    """The measured GPU times of a program, in milliseconds, with a number for each run.
+    """The measured GPU times of a program, in milliseconds, one for each run.
 
-    segments: each segment as a whole, by name. layers: the profiler's rows of each engine. metadata: the inspector's
-        data about each engine's layers. kernels: the kernels of each segment. calls: whole calls without CUDA graphs.
-        graphs: whole calls with CUDA graphs; empty if capture failed, for the reason in ``no_graph``.
+    segments: the times of each segment as a whole, by name. layers: by engine and run, the rows of TensorRT's profiler.
+        metadata: by engine and row, the names of the network's layers, from the engine inspector. kernels: by segment
+        and run, the GPU kernels. calls: the times of whole calls without CUDA graphs. graphs: the times of calls with
+        CUDA graphs; empty if capture failed, for the reason in ``no_graph``.
     """
 
     segments: Mapping[str, Sequence[float]]
@@ -84,7 +85,7 @@ def _segment_time(compiled: Compiled, segment: Segment, measured: MeasuredTimes)
 
 
 def _median_rows(runs: Sequence[Rows]) -> Rows:
-    """Return the median time of each profiler row of an engine, over those runs that have the most common row names."""
+    """Return the median time of each profiler row of an engine, over the runs with the most common sequence of rows."""
     alike = zip(*most_common_runs(runs, lambda row: row[0]), strict=True)
     return [(rows[0][0], median(taken for _, taken in rows)) for rows in alike]
 
@@ -108,7 +109,7 @@ def _layer_times(
 
 
 def _names_of_operators(compiled: Compiled, names: Iterable[str]) -> Iterator[str]:
-    """Yield those of the names that are operators of the program."""
+    """Yield, of these names of nodes, those whose nodes are operators of the program."""
     known = {node.name for node in compiled.program.graph.nodes if is_operator(node)}
     return (name for name in names if name in known)
 

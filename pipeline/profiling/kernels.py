@@ -42,7 +42,8 @@ class Span:
 
 @frozen
 class RowTimes:
-    """A segment's GPU milliseconds: each profiler row's kernel names and time, and the gaps between kernels."""
+    """The GPU milliseconds of a segment. ``rows``: each profiler row's kernel names and time. ``between``: the gaps
+    between kernels."""
 
     rows: tuple[tuple[tuple[str, ...], float], ...]
     between: float
@@ -101,8 +102,9 @@ def _gap_milliseconds(run: Sequence[Span]) -> float:
 
 
 def assign_kernels(rows: Sequence[tuple[str, float]], kernels: Sequence[tuple[str, float]]) -> list[int] | None:
-    """Assign kernels to profiler rows, both in execution order, at the lowest total cost: return each kernel's row
-    index, or None if a kernel's name contradicts its row."""
+    """Assign kernels to profiler rows, both in execution order, such that their names and times match best: return each
+    kernel's row index, or None if a kernel's name contradicts its row. ``rows``, ``kernels``: names and
+    milliseconds."""
     width = 48 + abs(len(rows) - len(kernels))
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
     for i, row in enumerate(rows):
@@ -132,7 +134,7 @@ def assign_kernels(rows: Sequence[tuple[str, float]], kernels: Sequence[tuple[st
 
 
 def _assignment_cost(row: tuple[str, float], kernels: Sequence[tuple[str, float]]) -> float:
-    """Return the cost of assigning these kernels to one profiler row."""
+    """Return how badly these kernels match one profiler row in number, times and names: a cost, lower if they match."""
     name, milliseconds = row
     if not kernels:
         return ODD if milliseconds > MIN_MILLISECONDS else 0.0
@@ -143,6 +145,7 @@ def _assignment_cost(row: tuple[str, float], kernels: Sequence[tuple[str, float]
 
 
 def _name_mismatch_cost(row_name: str, kernel_name: str) -> float:
+    """Return how badly a kernel's name matches a profiler row's name, as a cost: `WRONG`, `MORE`, `COPY` or 0."""
     if kernel_name.startswith("Mem"):
         return COPY
     if _is_of_other_row(row_name, kernel_name):

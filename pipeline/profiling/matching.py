@@ -31,9 +31,10 @@ PRODUCT = "product"
 
 @frozen
 class Match:
-    """The layers that a profiler row measures; ``by`` is how they were found: ``inspector``, ``plan``, ``order``,
-    ``name``, or empty. For a row without layers, ``by`` is its kind: ``streams`` (synchronization) or ``sizes`` (shape
-    arithmetic)."""
+    """The network's layers that a profiler row measures; ``by`` is how they were found: by the engine ``inspector``,
+    the ``plan``'s list of the kernel's layers, the ``order`` of kernels in the plan, or the row's ``name``; empty if
+    they were not found. For a row without layers, ``by`` is its kind: ``streams`` (synchronization) or ``sizes``
+    (shape arithmetic)."""
 
     layers: tuple[str, ...] = ()
     by: str = ""
@@ -80,13 +81,14 @@ class _LayerIndex:
         return Match(found, "name") if found else Match()
 
     def known_layers(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the network's layers with these names, without suffixes (``conv`` for ``conv__gemm_from_conv1x1``)."""
+        """Return the layers with these names that the network has; a suffix that TensorRT added is removed, as in
+        ``conv__gemm_from_conv1x1``."""
         whole = (name if name in self.index else _DERIVED.sub("", name) for name in names)
         return tuple(dict.fromkeys(name for name in whole if name in self.index))
 
     def following_layers(self, step: Kernel) -> tuple[str, ...]:
-        """Return the layers of a kernel for which the plan lists none: the layers that follow those of the previous
-        kernel, up to a layer that the plan lists for another kernel."""
+        """Guess the layers of a kernel for which the plan lists no layers: those that follow the layers of the previous
+        kernel in the network, up to a layer that the plan lists for another kernel."""
         before = [other for other in self.steps if other.place < step.place and other.kind not in STREAMS | SIZES]
         last = max((self.index[name] for each in before[-1:] for name in self.known_layers(each.layers)), default=None)
         if last is None:
@@ -115,11 +117,13 @@ def kernel_stem(name: str) -> str:
 
 
 def _comparable_row(row_name: str, names: Mapping[str, str]) -> str:
-    """Return the name by which a profiler row is compared with the kernels of the plan."""
+    """Return a profiler row's name in the form in which it is compared with the plan's kernels; ``names`` has
+    `_comparable_name` of each kernel, by the stem of the kernel's name."""
     return names.get(kernel_stem(row_name)) or (PRODUCT if _LIBRARY.search(row_name) else row_name)
 
 
 def _comparable_name(kernel: Kernel) -> str:
+    """Return a kernel's name without its instance's suffixes, or ``product`` if it computes a matmul or convolution."""
     return PRODUCT if kernel.role == PRODUCT else kernel_stem(kernel.name)
 
 
@@ -140,7 +144,7 @@ def layers_in_name(row_name: str, layers: Sequence[str]) -> Iterator[str]:
 
 def parse_metadata(information: str) -> dict[str, tuple[str, ...]]:
     """Return the layers of each profiler row from the engine inspector's JSON; the stage `build` writes them there, as
-    metadata of layers. Return an empty dict if the text is not JSON, or has only names."""
+    metadata of layers. Return an empty dict if the text is not JSON, or has only the layers' names."""
     try:
         listed = json.loads(information)
     except ValueError:

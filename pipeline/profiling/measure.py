@@ -127,9 +127,9 @@ CYCLES = 2.5e9
 
 @define
 class SegmentTimer:
-    """Time the kernels of a segment without launch gaps: the GPU is kept busy until the host has launched all kernels
-    (for 1.5 times the host's shortest time), so that they run back to back. After about 1,000 queued launches the host
-    waits, so the host's time in later runs may include GPU time."""
+    """Time the kernels of a segment without launch gaps: the GPU is kept busy for 1.5 times the shortest time in which
+    the host launched the segment, so that all its kernels are queued before the first one runs. After about 1,000
+    queued launches the host waits, so the host's time in later runs may include GPU time."""
 
     host: float | None = None
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(factory=list)
@@ -154,7 +154,7 @@ def keep_busy(cycles: int) -> None:
 
 def create_instrumentable(compiled: Compiled, shared_constants: dict[str, torch.Tensor] | None = None) -> ProgramModule:
     """Return a module that launches each segment separately, without CUDA graphs, and reads the model's weights in
-    place; ``shared_constants`` is as in `ProgramModule`."""
+    place. ``shared_constants``: constants that modules of the same model share; new ones are added."""
     settings = compiled.settings.evolve(cuda_graphs=False, engine_graphs=False, copy_weights=False)
     return ProgramModule(compiled, "tensorrt", settings, shared_constants)
 
@@ -197,7 +197,8 @@ class LayerRecorder(trt.IProfiler):  # type: ignore[misc,unused-ignore]
 def layer_times(
     compiled: Compiled, call: Call, runs: int
 ) -> tuple[Mapping[str, list[list[tuple[str, float]]]], Mapping[str, Mapping[str, Sequence[str]]]]:
-    """Return TensorRT's profiler rows by engine and run, and the engine inspector's report of the layers."""
+    """Return two mappings by engine: for each run, the rows of TensorRT's profiler (name and milliseconds); and, by the
+    row's name, the names of the network's layers that the engine inspector reports for it."""
     module = create_instrumentable(compiled)
     call.warm_up(module)
     recorders: dict[str, LayerRecorder] = {}
@@ -222,7 +223,7 @@ def layer_times(
 def record_run(
     run: SegmentRunner, context: object, recorder: LayerRecorder, inputs: list[Leaf], options: RunOptions
 ) -> Sequence[Leaf]:
-    """Run an engine and record its layer times at once, since other segments may use the same context."""
+    """Run an engine with this profiler, and end the run before another segment uses the same execution context."""
     context.profiler = recorder  # type: ignore[attr-defined]
     outputs = run(inputs, options)
     torch.cuda.synchronize()
@@ -259,7 +260,8 @@ def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list
 def run_between_markers(
     order: list[str], name: str, timer: SegmentTimer, run: SegmentRunner, inputs: list[Leaf], options: RunOptions
 ) -> Sequence[Leaf]:
-    """Run a segment between two marker kernels (which only wait), which delimit its kernels in the measurement."""
+    """Run a segment between two marker kernels (which only wait), which delimit its kernels in the measurement; add its
+    name to ``order``."""
     order.append(name)
     if timer.host is None:
         keep_busy(1)

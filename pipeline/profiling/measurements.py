@@ -40,10 +40,11 @@ def merge_slowest(by_rank: Sequence[Mapping[str, Milliseconds]]) -> Mapping[str,
 
 
 class Measurements(Protocol):
-    """A store of measured times, by key."""
+    """A store of the measured times of programs and engines, by `Keys`."""
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
-        """Return the saved times for the GPU for which engines of these compute capabilities are built."""
+        """Return, by key, the times that were measured on one kind of GPU: the current one or, if ``targets`` (compute
+        capabilities) does not include it, another one with these capabilities."""
 
     def save(self, measured: Mapping[str, Milliseconds]) -> None:
         """Save measured times for the current GPU; times that are already saved are not replaced."""
@@ -66,9 +67,10 @@ class Keys:
     """The keys under which a program's measured times are saved: digests of everything that determines times, except
     the GPU and the versions of libraries.
 
-    program: the key of the captured graph with its sizes, for the time of the fastest mixture of engines and PyTorch
-        and the time of an alternative. engines: by engine name, the key of the network's structure without names. For
-        an optimization profile, the keys are for the profile's calls and the engines that run in them.
+    program: the key of the captured graph and its sizes. Under it are saved the times of the whole program: of the
+        fastest mixture of engines and PyTorch, and of a variant with more operators in PyTorch. engines: by engine
+        name, the key of the engine's network, whatever its names. For an optimization profile, the keys are for calls
+        with the profile's sizes and for engines that run in these.
     """
 
     program: str
@@ -76,7 +78,8 @@ class Keys:
 
     @classmethod
     def of(cls, compiled: Compiled, profile: int | None = None, alternative: str = "program") -> Keys:
-        """Return the keys of a program or of one of its profiles; ``alternative`` names the form that is measured."""
+        """Return the keys of a program or of one of its profiles. ``alternative`` is a text that is part of the key: it
+        names the variant of the program that is measured too."""
         prefix = "\n".join([_settings_text(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
         segments = [(segment, network) for segment, network in rows if segment.runs_in(profile)]

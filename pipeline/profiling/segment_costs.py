@@ -58,7 +58,8 @@ def segment_costs(
     With the setting ``cuda_graphs`` these are times within the program's CUDA graph, in which the host launches
     nothing.
 
-    measuring_context: creates the context of the measurement, after engines are loaded and kernels compiled.
+    measuring_context: returns a context manager, in which the calls are timed. It is entered after engines are loaded
+        and kernels compiled.
     """
     shared = dict[str, torch.Tensor]()
     with torch.no_grad():
@@ -105,8 +106,9 @@ def _geometric_mean(costs: Sequence[SegmentCost]) -> SegmentCost:
 def _measure_replays(
     programs: Sequence[Compiled], modules: Sequence[ProgramModule], calls: Sequence[Call], counts: Sequence[int]
 ) -> Iterator[list[list[float]]]:
-    """Yield, for each call, the milliseconds of each program's CUDA graph replays; nothing without the setting
-    ``cuda_graphs``.
+    """Replay a CUDA graph of each program in each call; yield, for each call, the milliseconds of each program's
+    replays (no milliseconds without the setting ``cuda_graphs``, or if the capture fails). ``counts`` are replays by
+    call.
 
     All graphs share one memory pool.
     """

@@ -17,8 +17,8 @@ Event: TypeAlias = dict[str, object]
 
 
 def write_trace(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write a profile as a trace file. Layers follow one another, each as long as its median time; times are in
-    microseconds.
+    """Write a profile as a JSON trace for Perfetto or chrome://tracing. Layers follow one another, each as long as its
+    median time; times are in microseconds.
 
     Raises:
         OSError: the file cannot be written.
@@ -43,10 +43,12 @@ def trace_events(profile: Profile) -> Iterator[Event]:
 
 
 def _segment_milliseconds(segment: SegmentTime) -> float:
+    """Return a segment's length in the trace: its measured time, or the sum of its layers' times if that is longer."""
     return max(segment.milliseconds, segment.layers_sum)
 
 
 def _segment_events(profile: Profile, segment: SegmentTime, start: float) -> Iterator[Event]:
+    """Yield the trace's events of a segment, its layers and nodes; the segment begins at ``start`` (milliseconds)."""
     nodes_by_name = {node.node: node for node in profile.nodes}
     args = {"place": segment.place, "layers": len(segment.layers)}
     yield _complete_event("segments", segment.segment, start, _segment_milliseconds(segment), args)
@@ -63,5 +65,6 @@ def _segment_events(profile: Profile, segment: SegmentTime, start: float) -> Ite
 
 
 def _complete_event(track: str, name: str, start: float, milliseconds: float, args: Mapping[str, object]) -> Event:
+    """Return a trace event with a beginning (``start``, in milliseconds) and a length, on one of the ``TRACKS``."""
     times = {"ts": round(start * 1000, 3), "dur": round(milliseconds * 1000, 3)}
     return {"ph": "X", "pid": 1, "tid": TRACKS[track], "cat": track, "name": name, **times, "args": args}

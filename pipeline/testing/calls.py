@@ -92,7 +92,7 @@ class TensorSpec:
         return generate_values(self.value_kind(sizes), [dim_size(d, sizes) for d in self.shape], self.dtype, self.seed)
 
     def value_kind(self, sizes: Sizes) -> Leaf:
-        """Return the kind of values, with numbers in place of the names of sizes."""
+        """Return the kind of values with numbers for names of sizes: ``("below", 5)`` for ``("below", "n")``."""
         if isinstance(self.values, str):
             return self.values
         return self.values[0], *(dim_size(v, sizes) for v in self.values[1:])
@@ -168,7 +168,9 @@ class Call:
         if used != set(self.sizes):
             raise ValueError(f"sizes={sorted(self.sizes)}, but the arguments use the names {sorted(used)}")
         if named := next((spec for spec in self.specs if spec.constant and spec.size_names), None):
-            raise ValueError(f"{named}: sizes of a constant must be numbers, since it is a parameter of the model")
+            raise ValueError(
+                f"{named} is a constant, that is, a parameter of the model: write numbers for its sizes, not names"
+            )
 
     def leaves(self) -> list[Leaf]:
         """Return the arguments as a flat list, without nested sequences."""

@@ -206,7 +206,8 @@ def _compare_at_sizes(
 def _check_fake_tensors(expected: Expected, program: Program) -> None:
     """Raise a `CallError` if results in eager and on fake tensors, which converters see, differ in a dtype or size.
 
-    Torch 2.11 specializes ``int(k * 1.7)`` to the current size ``int(6 * 1.7)`` in a dynamic upsample_linear1d.
+    They differ, for example, if tracing replaces a dynamic size by its current value: Torch 2.11 does so for the size
+    ``int(k * 1.7)`` of the result of upsample_linear1d.
     """
     for result, fake in zip(expected.eager, _fake_outputs(program), strict=True):
         if result.dtype != fake.dtype:
@@ -229,7 +230,7 @@ def run_or_fail(kind: Kind, call: Call, function: Callable[[], T], where: str = 
     except CheckError:
         raise
     except Exception as error:
-        raise CheckError(kind, call, f"it raised {type(error).__name__}{where}: {error}") from error
+        raise CheckError(kind, call, f"this step raised {type(error).__name__}{where}: {error}") from error
 
 
 def fail(kind: Kind, call: Call, message: str) -> NoReturn:

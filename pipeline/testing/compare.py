@@ -22,8 +22,8 @@ LARGEST_PLAIN_INPUT = 8.0
 
 @frozen
 class Expected:
-    """The expected results of a call: eager's, those in float64, and those for absolute values of the inputs. A result
-    that PyTorch cannot compute is None.
+    """The expected results of a call: eager's, those in float64 (``exact``), and those for absolute values of the
+    inputs, to which the tolerances of sums are relative. A result that PyTorch cannot compute is None.
 
     Complex results are pairs of reals in a last dim of size 2; ``pairs`` says which results are complex.
     """
@@ -37,7 +37,8 @@ class Expected:
 
 
 def compute_expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]) -> Expected:
-    """Run the operator in PyTorch: in its dtypes, in float64 and, if its row of ``ULPS`` says so, on absolute values.
+    """Run the operator in PyTorch: in its dtypes, in float64 and, if its tolerance in ``ULPS`` is relative to the
+    result for absolute values of the inputs, also on these.
 
     If PyTorch has no CPU kernel for the dtype, the float64 result, rounded to ``dtypes``, replaces eager's.
     """
@@ -78,6 +79,7 @@ def _inputs_in_float64(tensors: Sequence[torch.Tensor], results_are_floats: bool
 
 
 def _is_inexact(t: torch.Tensor) -> bool:
+    """Return whether a tensor's elements are floating-point or complex numbers."""
     return t.is_floating_point() or t.is_complex()
 
 
@@ -99,6 +101,7 @@ def _try_call(
     tensors: Sequence[torch.Tensor],
     convert: Callable[[Leaf], object] = lambda value: value,
 ) -> tuple[Leaf, ...] | None:
+    """Call the operator; return its results, or None if PyTorch raises an error. ``convert`` maps each argument."""
     args, kwargs = call.args_with(tensors, sizes)
     args, kwargs = [convert(a) for a in args], {k: convert(a) for k, a in kwargs.items()}
     try:
@@ -111,6 +114,7 @@ def _try_call(
 
 
 def _largest_input(tensors: Sequence[torch.Tensor]) -> float:
+    """Return the largest finite magnitude in the floating-point tensors; 0 if there are none."""
     return max((_largest_finite(t) for t in tensors if _is_inexact(t)), default=0.0)
 
 
@@ -226,7 +230,7 @@ def _describe_leaf_difference(eager: object, exact: object, result: object, dtyp
 def _wrong_in_program(
     eager: torch.Tensor, exact: object, result: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return a mask of elements whose float64 error exceeds twice eager's largest error plus ``PROGRAM``'s units."""
+    """Return a mask of elements whose float64 error exceeds twice eager's largest error plus what `PROGRAM` allows."""
     best = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
     best, single, ours = best.double(), eager.double(), result.double()
     worst = float((single - best).abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0

@@ -82,10 +82,12 @@ TargetsByName: TypeAlias = dict[str, frozenset[Target]]
 
 
 def _targets_by_name(keys: Iterable[Target]) -> TargetsByName:
+    """Return a dict from each overload, packet or name (as text) to the operators for which it stands."""
     return {str(key): frozenset(targets_of_key(key)) for key in keys}
 
 
 def _check_operators(call: Call, program: Program, expected: TargetsByName, unexpected: TargetsByName) -> None:
+    """Raise a `CheckError` if the call was not decomposed, lacks an expected operator or has an unexpected one."""
     found = dict.fromkeys(node.target for node in program.graph.nodes if is_operator(node))
     becomes = f"it becomes {', '.join(map(qualified_name, found)) or 'a constant'}"
     if call.target not in program.decomposed:

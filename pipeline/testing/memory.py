@@ -15,7 +15,7 @@ from pipeline.aten.types import Argument, Target
 
 
 def named_leaves(tree: object) -> tuple[list[tuple[str, object]], object]:
-    """Return the leaves of a pytree with their paths (numbers for types registered without keys), and its structure."""
+    """Return the leaves of a pytree with their paths, and its structure; paths are indices if a type has no keys."""
     try:
         leaves, spec = tree_flatten_with_path(tree)
     except ValueError:
@@ -31,14 +31,14 @@ def named_tensors(tree: object) -> list[tuple[str, torch.Tensor]]:
 
 @frozen(eq=False)
 class Snapshot:
-    """A snapshot of a pytree at one moment: its tensors with copies of their values, and the texts of other objects."""
+    """A snapshot of a pytree at one moment: tensors with copies of their values. Other objects are kept as ``str``."""
 
     rows: tuple[tuple[str, torch.Tensor, torch.Tensor], ...]
     printed: tuple[tuple[Any, str], ...] = ()
 
     @classmethod
     def take(cls, tree: object, *others: object) -> Snapshot:
-        """Take a snapshot of the tensors in a pytree, and of the texts of other objects."""
+        """Take a snapshot of the tensors in a pytree, and of the ``str`` of other objects."""
         rows = tuple((path, tensor, tensor.detach().clone()) for path, tensor in named_tensors(tree))
         return cls(rows, tuple((value, str(value)) for value in others))
 
@@ -49,6 +49,7 @@ class Snapshot:
 
 
 def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors have the same shape and elements; NaN equals NaN."""
     return a.shape == b.shape and bool(((a == b) | (a != a) & (b != b)).all())
 
 
@@ -103,6 +104,7 @@ def describe_memory_shared_by_calls(our_calls: Sequence[object], eager_calls: Se
 
 
 def _labeled_tensors(label: str, tree: object) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a pytree with their paths, which begin with the label: ``input[0]``."""
     return ((f"{label}{path}", tensor) for path, tensor in named_tensors(tree))
 
 

@@ -182,7 +182,7 @@ def capture_model(
     entry: Entry = "dims",
     **options: Any,
 ) -> Program:
-    """Return the program that ``check_model`` compiles for these arguments; options of the check alone are ignored."""
+    """Return the program that ``check_model`` compiles for these arguments; of ``options``, only settings are used."""
     settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
     return _capture(_parse_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 
@@ -240,6 +240,7 @@ def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: En
 
 
 def _as_text(record: Any) -> str:
+    """Return a compiled program's segments and networks as text."""
     networks = "\n\n".join(map(str, record.networks))
     return f"{record.partitioned}\n\n{networks}"
 
@@ -301,7 +302,7 @@ class _ComparedCalls:
     executor: Executor
 
     def accepts_sizes(self) -> bool:
-        """Return whether the program accepts these sizes: torch.export may exclude some, with a warning."""
+        """Return whether the program accepts the inputs' sizes: torch.export may exclude some, with a warning."""
         try:
             bind_symbols(self.module.program, flatten_inputs(self.module.program, *self.ours))
         except ShapeError:
@@ -309,6 +310,7 @@ class _ComparedCalls:
         return True
 
     def compare_two_calls(self) -> None:
+        """Compare two successive calls with eager's; raise a `ModelError` if the second changes the first's results."""
         first = self.compare_call(f"{self.where}, first call")
         before = [Snapshot.take(results) for results in first]
         second = self.compare_call(f"{self.where}, second call")
@@ -318,6 +320,7 @@ class _ComparedCalls:
             raise ModelError("aliasing", f"the second call changed the first call's result{fault}{self.where}")
 
     def compare_call(self, where: str) -> tuple[Leaf, Leaf]:
+        """Compare one call with eager's; return both results. ``where``: the sizes and executor, for error messages."""
         with torch.no_grad():
             with ReturnedInputs() as returned_inputs:
                 eager = self.eager(*self.theirs[0], **self.theirs[1])
@@ -339,6 +342,7 @@ class _ComparedCalls:
         return ours, eager
 
     def compare_outputs(self, kind: Kind, label: str, eager: object, exact: object, ours: object, where: str) -> None:
+        """Raise a `ModelError` of this kind if results, inputs or buffers (see ``label``) differ from eager's."""
         if fault := describe_outputs_difference(label, eager, exact, ours, self.module.program, self.executor):
             parts = f"the program is\n{self.module.program}\n\nand its engines are\n{_as_text(self.module.compiled)}"
             raise ModelError(kind, f"the compiled model differs from eager: {fault}{where}; {parts}")

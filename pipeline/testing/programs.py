@@ -140,7 +140,9 @@ class _Builder:
             raise CallError(f"PyTorch rejects the call: {type(error).__name__}: {error}") from error
         fixed = {name: expression(s) for name, s in self.symbols.items() if not _is_unconstrained(s)}
         if fixed:
-            raise CallError(f"PyTorch accepts only these sizes: {fixed}; replace their names in the call by integers")
+            raise CallError(
+                f"PyTorch accepts only one value of these dynamic sizes: {fixed}; write integers instead of their names"
+            )
         return result
 
     def create_outputs(self, node: torch.fx.Node) -> list[Leaf]:

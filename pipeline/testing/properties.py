@@ -139,6 +139,7 @@ def run_on_random_calls(strategy: Strategy, run: Callable[[Call], None], profile
 
 
 def _check_that_calls_passed(name: str, tally: Tally) -> None:
+    """Raise an AssertionError if PyTorch refused most calls, if no call passed, or none used the converter."""
     if len(tally.refused) > len(tally.seen) / 2:
         raise AssertionError(f"{name}: PyTorch rejects most of the random calls\n{tally}") from tally.refused[0]
     if not tally.passed:
@@ -179,6 +180,7 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
 
 
 def _registry_and_targets(converter: Any, replaced_in: ConverterRegistry) -> tuple[ConverterRegistry, Sequence[object]]:
+    """Return a registry that contains the converter (``replaced_in`` with it, or itself), and its operators."""
     if isinstance(converter, ConverterRegistry):
         return converter, sorted(converter.unique_targets(), key=qualified_name)
     return replaced_in.override(converter), [d.key for d in declarations_of(converter)]

@@ -23,8 +23,8 @@ Scale = Literal["element", "pair", "tensor", "absolute"]
 
 @frozen
 class Units:
-    """A row of the table of tolerances: ``units`` on any executor, ``gpu`` additional units on a GPU, and ``tf32``, a
-    relative error of float32 matmuls on a GPU.
+    """The tolerance of an operator: ``units`` in the last place by which errors may exceed eager's, ``gpu`` additional
+    units on a GPU, and ``tf32``, a relative error of float32 matmuls on a GPU.
 
     ``signed_zeros``: whether zeros must have the same sign as in eager. ``exponential``: results are powers of e, for
     which TensorRT has a wider bound (``exponent_tolerance``). ``rounds_numbers``: eager rounds Python numbers to the
@@ -48,15 +48,15 @@ class Units:
         return self.units + self.gpu + (self.tf32 / torch.finfo(dtype).eps if uses_tf32 else 0.0)
 
     def for_complex_results(self) -> Units:
-        """Return the row to use for complex results: real and imaginary parts are sums of products, which may cancel,
+        """Return the tolerance for complex results: real and imaginary parts are sums of products, which may cancel,
         and the signs of eager's zeros depend on the tensor's length."""
         scale: Scale = "pair" if self.scale == "element" else self.scale
         return evolve(self, units=self.units + 6, scale=scale, signed_zeros=False)
 
     def exponent_tolerance(self, executor: str, exact: torch.Tensor) -> torch.Tensor:
-        """Return the additional error allowed for TensorRT, which rounds the exponent of e to float32, so that the
-        error grows with the exponent. Also, a power that is subnormal in float32 may become 0; silu multiplies it by up
-        to 128.
+        """Return the additional error allowed for TensorRT, which rounds the exponent of e to float32: the error grows
+        with the exponent. A power that is subnormal in float32 may also become 0; silu multiplies this error by up to
+        128.
 
         Measured on RTX 1.4 and an H200: sigmoid returns 7.416116e-37 for 7.416110e-37, 7 units. TensorRT's sigmoid
         layer for bfloat16, which converters therefore do not use, returned 0 for 6.6e-36.
@@ -85,6 +85,7 @@ _TAIL = Units(DEFAULT.units, DEFAULT.reason, exponential=True)
 
 
 def _each(operator_names: str, tolerance: Units) -> dict[object, Units]:
+    """Return a table with this tolerance for each of the operators, whose names are separated by spaces."""
     return dict.fromkeys(operator_names.split(), tolerance)
 
 
@@ -132,6 +133,6 @@ PROGRAM: Final[Mapping[torch.dtype, Units]] = {
 
 
 def tolerance_for(target: object, dtype: torch.dtype) -> Units:
-    """Return the row of the table of tolerances for an operator in this dtype."""
+    """Return the tolerance of an operator in this dtype, from the table `ULPS`."""
     name = target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else str(target)
     return ULPS.get((name, dtype), ULPS.get(name, DEFAULT))

@@ -24,7 +24,7 @@ def _floats_between(low: float, high: float) -> CreateValues:
 
 
 def _ints_up_to(most: int) -> CreateValues:
-    """Return a function that creates random integers of magnitude up to ``most``, of both signs if signed."""
+    """Return a function that creates random integers of magnitude up to ``most``, also negative in signed dtypes."""
     return lambda shape, dtype, generator: _ints_between(0 if dtype == torch.uint8 else -most, most)(
         shape, dtype, generator
     )
@@ -115,7 +115,7 @@ def _regular_matrices(shape: Sequence[int], dtype: torch.dtype, generator: torch
 
 
 def _positive_definite_matrices(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate symmetric matrices whose eigenvalues are at least 1, or parts of such for shapes that are not square."""
+    """Generate symmetric matrices with eigenvalues of at least 1; if not square, crop a square one to the shape."""
     *batch, rows, columns = shape
     size = max(rows, columns)
     factor = torch.randn(*batch, size, size, generator=generator)
@@ -181,10 +181,12 @@ def generate_values(kind: Any, shape: Sequence[int], dtype: torch.dtype, seed: i
 
 
 def _cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Convert values to a dtype; as bools, positive values are True and all other values False."""
     return values > 0 if dtype == torch.bool else values.to(dtype)
 
 
 def _find_kind(table: Mapping[str, object], name: str) -> Any:
+    """Return the entry of this name in ``VALUES`` or ``PARAMETRIC``; raise a ValueError if there is none."""
     if name not in table:
         raise ValueError(f"wrong kind of values {name!r}: expected one of {', '.join([*VALUES, *PARAMETRIC, 'given'])}")
     return table[name]

@@ -35,7 +35,8 @@ class NotPossibleError(PipelineError):
 
 @frozen
 class Alternative:
-    """An alternative implementation: functions that change program and verdicts, or raise `NotPossibleError`."""
+    """An alternative implementation of nodes: ``rewrite`` changes the nodes in the program, ``decide`` the choice of
+    their converters (or of PyTorch); both raise `NotPossibleError`. ``action`` describes it in reports."""
 
     action: str
     rewrite: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program
@@ -54,6 +55,8 @@ def compute_in_float32(program: Program, nodes: Sequence[str]) -> Program:
 
 
 def _cast_to_float32(rewriting: Rewriting, node: Node) -> None:
+    """Replace a node by the same operator on inputs cast to float32, and cast its result back."""
+
     def cast(value: Node) -> Node:
         if not _is_half(value):
             return value
@@ -81,6 +84,7 @@ def _replace_result(rewriting: Rewriting, old: Node, new: Argument) -> None:
 
 
 def _cast_like(rewriting: Rewriting, old: Node, new: Node) -> Node:
+    """Return ``new`` cast to the dtype of ``old``; add a cast to the graph if the dtypes differ."""
     dtype = old.meta["val"].dtype
     if new.meta["val"].dtype == dtype:
         return new
@@ -88,6 +92,7 @@ def _cast_like(rewriting: Rewriting, old: Node, new: Node) -> Node:
 
 
 def _is_half(node: Node) -> bool:
+    """Return whether a node's value, or one of its items, is a float16 or bfloat16 tensor."""
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else (value,)
     return any(isinstance(v, torch.Tensor) and v.dtype in HALVES for v in values)

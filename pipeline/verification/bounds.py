@@ -201,6 +201,7 @@ def _add_errors(
     exact: torch.Tensor,
     unstable_mask: torch.Tensor | None,
 ) -> OutputAgreement:
+    """Return ``row`` with our and eager's errors and the bounds filled in; masked elements are not measured."""
     decided = torch.ones_like(eager, dtype=torch.bool) if unstable_mask is None else ~unstable_mask
     undecided = int(decided.numel() - decided.sum())
     if not (eager.is_floating_point() or eager.is_complex()):

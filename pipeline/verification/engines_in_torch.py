@@ -36,7 +36,7 @@ def replace_engines(compiled: Compiled, reasons: Mapping[str, Rejection]) -> Com
     validated, groups = _operator_groups(before, segments_by_nodes, reasons)
     assembled = assemble(validated, groups, {})
     if [s.nodes for s in assembled.segments] != [first.nodes for first, *_ in segments_by_nodes]:
-        raise ValueError("cannot replace these engines: a segment with only copies of operators would vanish")
+        raise ValueError("cannot replace these engines: a segment whose operators are all copies would become empty")
     segments = tuple(
         _torch_segment_for_engine(segment, torch_segment) if segment.name in reasons else segment
         for variants, torch_segment in zip(segments_by_nodes, assembled.segments, strict=True)
@@ -72,7 +72,7 @@ def captured_program_in_torch(compiled: Compiled, reason: Rejection) -> Compiled
     ours, source = compiled.program, compiled.program.source
     if source is None or ours.settings.truncate_double:
         why = "is missing" if source is None else "may compute in float64 what engines compute in float32"
-        raise ValueError(f"the captured program {why}")
+        raise ValueError(f"PyTorch cannot run the captured graph in place of the engines: it {why}")
     program = evolve(source, parameters=ours.parameters, examples=ours.examples, source=source, origin=ours.origin)
     program = _without_unread_random_numbers(program)
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
@@ -102,7 +102,8 @@ def join_rejections(reasons: Sequence[Rejection]) -> Rejection:
 def _operator_groups(
     before: Partitioned, segments_by_nodes: Sequence[Sequence[Segment]], reasons: Mapping[str, Rejection]
 ) -> tuple[Validated, list[Group]]:
-    """Return the operators of each segment (once for all profiles), and verdicts by which some run in PyTorch."""
+    """Return verdicts that reject the operators of the engines in ``reasons``; and, for each item of
+    ``segments_by_nodes`` (the segments with equal nodes, one for each profile), where it runs and its operators."""
     operators = {node.name for node in before.program.graph.nodes if is_operator(node)}
     counts = Counter(name for first, *_ in segments_by_nodes for name in first.nodes)
     groups: list[Group] = []

@@ -48,7 +48,7 @@ def apply_decisions(compiled: Compiled, decisions: Sequence[Decision], recompile
         healed = {row.node: verdicts[row.node] for row in compiled.healed if row.node in remaining}
         validated = evolve(validated, verdicts=FrozenDict({**validated.verdicts, **healed}))
     if new := [v for v in validated.verdicts.values() if not v.supported and v.node not in verdicts]:
-        raise NotPossibleError(f"no converter accepts the new nodes: {'; '.join(map(str, new))}")
+        raise NotPossibleError(f"no converter accepts these new nodes of an alternative: {'; '.join(map(str, new))}")
     for decision in decisions:
         validated = decision.alternative.decide(validated, decision.nodes, decision.reason)
     return validated
@@ -73,7 +73,8 @@ def heal(
     healing = _Healing(compiled, bisection, comparison, trial_compiler).choose_alternatives()
     if healing is None:
         where = f"not only at {', '.join(bisection.nodes)}" if bisection.faults else "in no part that was run alone"
-        raise AgreementError(agreement, f"healing failed: wrong values arise {where}; use torch_executed_ops")
+        advice = "list operators in torch_executed_ops, so that PyTorch runs them"
+        raise AgreementError(agreement, f"healing failed: engines return wrong values {where}; {advice}")
     chosen, result = healing
     if final_compiler is not trial_compiler:
         result = _Healing(compiled, bisection, comparison, final_compiler).compile_with_alternatives(chosen)

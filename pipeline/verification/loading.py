@@ -77,7 +77,9 @@ def make_loadable(
         compiled = evolve(recompiled, healed=(*compiled.healed, *rows))
         failing = loader(compiled, keep=True)
     if failing is not None and failing.refused:
-        raise ExecutionError(f"engines do not load even with operators replaced: {'; '.join(failing.refused.values())}")
+        found = "; ".join(failing.refused.values())
+        hint = "list operators in torch_executed_ops, or set load_built_engines=False to compile for other GPUs"
+        raise ExecutionError(f"engines do not load even after their operators were replaced: {found}", hint)
     counts = Counter(f"{row.target} {row.action}" for row in compiled.healed)
     summary = ", ".join(f"{count} of {operator}" if count > 1 else operator for operator, count in counts.items())
     log.warning("engines did not load on this GPU, so operators were replaced: %s (see coverage.healed)", summary)
@@ -86,7 +88,7 @@ def make_loadable(
 
 @define
 class _Search:
-    """A search for operators whose engines do not load. ``fails``: whether an engine fails, by engine signature."""
+    """A search for operators whose engines do not load. ``fails``: whether each engine fails, by signature."""
 
     loader: Loader
     recompiler: Recompiler
@@ -120,7 +122,8 @@ class _Search:
     def find_faults(
         self, compiled: Compiled, nodes: Sequence[torch.fx.Node], suspects: frozenset[str]
     ) -> list[list[torch.fx.Node]]:
-        """Return a smallest set of operators whose engine does not load, and all sets with an equal engine."""
+        """Find a smallest set of operators whose engine does not load, among the ``suspects`` if possible. Return it,
+        and all other sets of the same operators whose engines do not load."""
         partitioned, names = compiled.partitioned, [node.name for node in nodes]
         validated = Validated(partitioned.program, partitioned.verdicts)
         is_wrong = Predicate(lambda subset: self.fails_to_load(validated, subset), MAX_BUILDS, {frozenset(names): True})
@@ -218,5 +221,6 @@ def _engine_signature(program: Program, nodes: Sequence[torch.fx.Node]) -> str:
 
 
 def _healed_rows(program: Program, decision: Decision) -> Iterator[Healed]:
+    """Yield a record for each node of a decision: the node's alternative implementation and the reason for it."""
     targets = {node.name: qualified_name(node.target) for node in program.graph.nodes if node.name in decision.nodes}
     return (Healed(name, targets[name], decision.alternative.action, decision.reason) for name in decision.nodes)

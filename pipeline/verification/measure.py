@@ -131,7 +131,7 @@ def call_on_copies(
 
 
 def compared_outputs(program: Program) -> list[Output]:
-    """Return the outputs to compare: those that the model returns or mutates, not those that only check a call."""
+    """Return the outputs to compare: results and mutated tensors, but not conditions that a call must satisfy."""
     return [output for output in program.outputs if output.kind in ("user", "buffer", "input")]
 
 

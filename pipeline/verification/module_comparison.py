@@ -87,15 +87,15 @@ def original_module(program: Program) -> SourceModel:
     if origin is None:
         raise NotComparableError("the program was loaded, or captured from an ExportedProgram: it has no module")
     if origin.changed:
-        raise NotComparableError("a stage changed the captured graph before it was decomposed")
+        raise NotComparableError("a stage changed the captured graph, so that the module may compute something else")
     model = origin.model
     if model is None:
-        raise NotComparableError("the module was deleted")
+        raise NotComparableError("the module was deleted after its capture")
     if training_modes(model) != origin.modes:
         raise NotComparableError("the module's submodules, or their training mode, changed since it was captured")
     tensors = () if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction) else _named_tensors(model)
     if any(program.parameters.get(name, tensor) is not tensor for name, tensor in tensors):
-        raise NotComparableError("the module's weights differ from the program's")
+        raise NotComparableError("the module and the program have different weights: one of them was moved or refitted")
     return model
 
 
@@ -118,7 +118,9 @@ def _run_copy(comparison: Comparison, program: Program, reference: Reference, mo
             raise NotComparableError(f"the module raises {message} (inputs: {reference.sample.name})") from error
         expected = sum(output.kind == "user" for output in compared_outputs(program))
         if len(returned) != expected:
-            raise NotComparableError(f"the module returns {len(returned)} values, but the captured graph {expected}")
+            raise NotComparableError(
+                f"the module returns {len(returned)} values, but its captured graph returns {expected}"
+            )
         return returned
 
     def mutated_buffer(buffer: str) -> Leaf:
@@ -181,6 +183,7 @@ def _copies_by_default(module_class: type) -> bool:
 
 
 def _copy_field(value: object, memo: dict[int, Any]) -> object:
+    """Copy an attribute of a module as ``copy.deepcopy`` would, whose ``memo`` this is; empty dicts take less time."""
     if type(value) in ATOMS:
         return value
     if type(value) in (dict, OrderedDict) and not value:

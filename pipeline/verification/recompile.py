@@ -41,7 +41,7 @@ def check_compilable(program: Program) -> None:
     """
     if _was_loaded(program):
         raise PipelineError(
-            "the program was loaded from a file, without the converters to compile its parts again",
+            "the program was loaded from a file or cache, which stores no converters to compile its parts again",
             "compile the model in this process to heal or bisect it; to compare only, use pipeline.verify()",
         )
 
@@ -61,7 +61,8 @@ class Recompiler:
 
     @classmethod
     def from_stages(cls, stages: Sequence[AnyStage], unbuilt: AnyStage | None = None) -> Recompiler:
-        """Create a recompiler from a pipeline's stages. ``unbuilt`` replaces the stage that builds engines.
+        """Create a recompiler from a pipeline's stages. ``unbuilt``: a stage that replaces the one that builds engines,
+        if the reference executor runs the recompiled programs.
 
         Raises:
             PipelineError: the pipeline has no stage that returns one of these records.

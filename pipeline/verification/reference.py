@@ -68,8 +68,8 @@ class Reference:
         tf32: bool,
         bounds: tuple[Bound, ...],
     ) -> Reference:
-        """Compute a sample's results in eager and, unless its name is in `POSTPONED`, in the widest dtype that runs.
-        ``bounds``: the result of `output_bounds`.
+        """Compute a sample's results in eager and in the widest dtype that runs; the latter only on demand if the
+        sample's name is in `POSTPONED`. ``bounds``: the result of `output_bounds`.
 
         Raises:
             NotComparableError: eager does not accept the inputs.
@@ -93,17 +93,20 @@ class Reference:
 
     @cached_property
     def _exact_and_dtype(self) -> tuple[tuple[Leaf, ...] | None, str]:
+        """Compute the results in the widest dtype that runs; return them with the dtype's name."""
         with use_tf32(False):
             return _run_in_widest_dtype(self.inputs, self.source, self.parameters, self.device, self.bounds)
 
     def measure_errors(self, row: OutputAgreement, output_index: int, ours: Leaf) -> OutputAgreement:
         """Measure the errors of a program's output ``ours``; return ``row`` with the errors filled in.
 
-        An output within the floor of eager's output is also within the bound for every exact output e: with the error E
-        of eager and magnitudes S, ``|ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E``. So is a
-        norm of at most ``(1 - 1 / multiple) * norm_floor``: with the norm N of eager's errors, their sum is at most
-        ``max(multiple * N, norm_floor)``.
+        The exact output of a sample in `POSTPONED` is computed only if needed: if ``ours`` is close enough to eager's
+        output, then it is within the bound whatever the exact output is.
         """
+        # An output within the floor of eager's output is also within the bound for every exact output e: with eager's
+        # error E and magnitudes S, |ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E. So is a norm
+        # of at most (1 - 1 / multiple) * norm_floor: with the norm N of eager's errors, their sum is at most
+        # max(multiple * N, norm_floor).
         bound, eager = self.bounds[output_index], self.eager[output_index]
         if self.sample.name in POSTPONED and bound.multiple >= 1 + bound.floor:
             found = measure_errors(row, bound, ours, eager, None)
@@ -115,7 +118,8 @@ class Reference:
         )
 
     def unstable_parts(self, output_index: int) -> Iterator[UnstablePart | Spread]:
-        """Yield the part of an output that depends on discrete choices; then its spread under random rounding."""
+        """Yield the part of an output that depends on discrete choices (such as ``argmax`` or ``round``); then its
+        spread under random rounding."""
         if (flips := self._parts_of_discrete_choices[output_index]) is not None:
             yield flips
         if (drawn := self._rounding_spreads[output_index]) is not None:
@@ -123,6 +127,7 @@ class Reference:
 
     @cached_property
     def _parts_of_discrete_choices(self) -> list[UnstablePart | None]:
+        """Return, for each output, the elements that depend on discrete choices (see `_unstable_part`), or None."""
         if self.exact is None:
             return [None] * len(self.eager)
         noise = max((bound.floor for bound in self.bounds), default=0.0) / 2
@@ -131,6 +136,7 @@ class Reference:
 
     @cached_property
     def _rounding_spreads(self) -> list[Spread | None]:
+        """Return, for each output, its spread over runs with random rounding errors; None if it is no float tensor."""
         if self.exact is None:
             return [None] * len(self.eager)
         limits = [_error_limit(*each) for each in zip(self.bounds, self.eager, self.exact, strict=True)]
@@ -183,6 +189,7 @@ def _run_in_widest_dtype(
     device: torch.device,
     bounds: Iterable[Bound],
 ) -> tuple[tuple[object, ...] | None, str]:
+    """Run the program in float64 or else, for half dtypes, float32; return results and dtype's name."""
     halves = any(bound.dtype != torch.float32 for bound in bounds)
     for dtype in (torch.float64, torch.float32) if halves else (torch.float64,):
         try:
@@ -213,8 +220,9 @@ def _add_rounding(spread: Spread | None, value: Leaf, exact: Leaf, bound: float 
 
 
 def _unstable_part(exact: object, others: Sequence[Leaf], noise: float) -> UnstablePart | None:
-    """Return the elements of an output that depend on discrete choices. Return None if more than half of the floats
-    change, since the whole output is then sensitive to rounding."""
+    """Return the elements of an output that depend on discrete choices (such as ``argmax``), since they differ between
+    ``exact`` and ``others``, the results of runs with random errors. Return None if more than half of the floats
+    differ, since the whole output is then sensitive to rounding."""
     if not isinstance(exact, torch.Tensor) or exact.is_complex() or any(v.shape != exact.shape for v in others):
         return None
     if exact.is_floating_point():

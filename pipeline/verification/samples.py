@@ -71,6 +71,7 @@ def create_sample(program: Program, sizes: Mapping[str, int]) -> Sample:
 def _create_sample(
     program: Program, source: Program, name: str, sizes: Mapping[str, int], inputs: UserInputs
 ) -> Sample:
+    """Create a sample with these sizes: from the call that the function ``inputs`` returns, or else generated."""
     if callable(inputs):
         return _user_sample(program, name, inputs(sizes_by_location(program, sizes)))
     limits = index_limits(source)
@@ -80,6 +81,7 @@ def _create_sample(
 
 
 def _user_sample(program: Program, name: str, call: object) -> Sample:
+    """Create a sample from a call as users pass it: a tuple, a dict, or both (see `create_samples`)."""
     leaves = flatten_inputs(program, *split_call_inputs(call))
     return Sample(name, FrozenDict(sizes_by_location(program, bind_symbols(program, leaves))), tuple(leaves))
 
@@ -113,8 +115,8 @@ def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
 
 
 def tuned_sizes(program: Program, profile: int | None = None) -> list[dict[str, int]]:
-    """Return the optimal sizes, for which engines are tuned. For a given profile, also return smaller sizes: a quarter
-    of the optimum where that is the maximum."""
+    """Return the optimal sizes, for which engines are tuned. For a given profile (its index), also return smaller
+    sizes: where the optimum is the maximum, a quarter of it."""
     narrowed = {} if profile is None else program.profiles[profile]
     symbols = program.shapes.symbols
     own = {name: evolve(symbol, range=narrowed.get(name, symbol.range)) for name, symbol in symbols.items()}
@@ -139,6 +141,7 @@ def _feasible_sizes(program: Program, choose: Callable[[Range], int]) -> dict[st
 
 
 def _size_exprs(port: Port) -> Sequence[Leaf]:
+    """Return the size expressions of an input: a tensor's sizes, an int's value, or nothing."""
     return port.shape if port.kind == "tensor" else (port.value,) if port.kind == "symint" else ()
 
 
@@ -153,7 +156,8 @@ def _satisfies_relations(program: Program, sizes: Mapping[str, int]) -> bool:
 def _input_and_alternative(
     program: Program, index: int, port: Port, sizes: Mapping[str, int], limits: Mapping[str, int]
 ) -> tuple[Any, Any]:
-    """Generate the value of one input, and an alternative value for the case that eager rejects the first."""
+    """Generate the value of one input, and an alternative value for the case that eager rejects the first. ``limits``:
+    the result of `index_limits`."""
     if port.kind != "tensor":
         value = unwrap_constant(port.value) if port.kind == "constant" else evaluate_size(port.value, sizes)
         return value, value

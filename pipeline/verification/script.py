@@ -136,7 +136,8 @@ class _Writer:
         return _value_source(argument)
 
     def result_sources(self) -> list[str]:
-        """Return the module's results as source: tensors of faulty nodes that other nodes, or none, read."""
+        """Return the results of the script's module as source: those tensors of faulty nodes that nodes outside the
+        fault read, and those that no node reads."""
         found: list[str] = []
         for node in self.nodes:
             value: Argument = node.meta.get("val")

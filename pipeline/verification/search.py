@@ -20,7 +20,7 @@ IsWrong = Callable[[frozenset[str]], bool | None]
 
 
 class OutOfBuildsError(PipelineError):
-    """The search reached its limit of questions; to answer a question, a program is compiled."""
+    """The search reached its limit of questions, each of which compiles a program."""
 
 
 @define
@@ -38,7 +38,7 @@ class Predicate:
             return False
         if subset not in self.known:
             if self.count >= self.limit:
-                raise OutOfBuildsError(f"the search reached its limit of {self.limit} builds")
+                raise OutOfBuildsError(f"the search reached its limit of {self.limit} builds: raise max_builds")
             self.count += 1
             self.known[subset] = self.is_wrong(subset)
         return self.known[subset]
@@ -71,7 +71,7 @@ def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
 
 
 def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
-    """Return a smallest wrong subset of wrong nodes; a larger subset if the limit of questions is reached."""
+    """Return a smallest wrong subset of wrong nodes; a larger subset if ``is_wrong`` reaches its limit of calls."""
     try:
         found, _ = _reduce_to_smallest(nodes, 0, is_wrong)
     except _LimitReached as cut:
@@ -80,7 +80,7 @@ def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
 
 
 class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
-    """The limit of questions was reached while a set was reduced: ``nodes`` are wrong, maybe not a smallest set."""
+    """The predicate's limit was reached while a set was reduced: ``nodes`` together are wrong, maybe a subset too."""
 
     def __init__(self, nodes: frozenset[str]) -> None:
         super().__init__()
@@ -88,7 +88,8 @@ class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
 
 
 def _reduce_to_smallest(nodes: Sequence[str], right_prefix: int, is_wrong: Predicate) -> tuple[frozenset[str], int]:
-    """Return a smallest wrong subset of wrong nodes, and how many of the first remaining nodes are right together.
+    """Reduce a set of nodes that is wrong to a smallest subset that is wrong. Return the subset, and a number k: the
+    first k of the remaining nodes are known not to be wrong together.
 
     right_prefix: the number of nodes at the start that are known not to be wrong together.
     """
@@ -106,9 +107,10 @@ def _reduce_to_smallest(nodes: Sequence[str], right_prefix: int, is_wrong: Predi
 
 
 def _find_border(candidates: Sequence[str], low: int, collected: Sequence[str], is_wrong: Predicate) -> tuple[int, int]:
-    """Find the shortest wrong prefix of the candidates by bisection: return the lengths of two prefixes. The shorter
-    is right together with the ``collected`` nodes, the longer one wrong. Their lengths differ by 1, unless the
-    predicate has no answer in between. ``low``: the length of a prefix that is known to be right."""
+    """Find, by bisection, the shortest prefix of the candidates that is wrong together with the ``collected`` nodes.
+    Return the lengths of two prefixes: the shorter one is not wrong together with these nodes, the longer one is.
+    The lengths differ by 1, unless the predicate has no answer in between. ``low``: the length of a prefix that is
+    known not to be wrong."""
     high = len(candidates)
     while high - low > 1:
         for middle in _integers_from_middle(low, high):

@@ -273,6 +273,7 @@ def _target_name(node: torch.fx.Node) -> str:
 
 
 def _is_number(value: object) -> bool:
+    """Return whether a node's value is a number: neither a tensor nor a tuple or list."""
     return not isinstance(value, torch.Tensor | TensorType | tuple | list)
 
 
@@ -291,4 +292,5 @@ def _tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
 
 
 def _recipe_text(recipe: Recipe | None) -> str:
+    """Return, as text, how a weight is computed from parameters (its recipe); empty if there is none."""
     return "" if recipe is None else str(recipe)

@@ -77,12 +77,14 @@ def _changed_versions(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _changed_signature(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    """Yield a row for each input, output and dynamic size that only one of the programs has."""
     for what in ("inputs", "outputs", "sizes"):
         yield from (Row(f"- {line}") for line in getattr(before, what) if line not in getattr(after, what))
         yield from (Row(f"+ {line}") for line in getattr(after, what) if line not in getattr(before, what))
 
 
 def _moved_nodes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    """Yield a row for each node that moved between TensorRT and PyTorch, or has another reason to run in PyTorch."""
     for old, new in _common_nodes(before, after):
         if old.place != new.place:
             why = f": {new.reason}" if new.reason else ""
@@ -114,7 +116,8 @@ def _changed_nodes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _changed_counts(title: str, before: Sequence[str], after: Sequence[str]) -> Iterator[Row]:
-    """Yield a row for each count of names that differs, in total (under ``title``) and by name."""
+    """Compare two lists of names: yield a row for the length if it differs (under ``title``), and for each name whose
+    count differs."""
     yield from _changed_values([(title, len(before))], [(title, len(after))])
     yield from _changed_values(Counter(before).items(), Counter(after).items(), missing="0")
 
@@ -131,6 +134,7 @@ def _changed_kernels(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _changed_sizes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    """Yield rows for differing sizes in bytes of engines, weights and cuts, and for differing numbers of operators."""
     yield from _changed_values(_engine_totals(before), _engine_totals(after))
     for what, title in {"nbytes": "engine", "weights": "weights", "operators": "operators"}.items():
         shown = str if what == "operators" else format_bytes
@@ -149,7 +153,8 @@ def _engine_totals(view: ProgramView) -> list[tuple[str, str]]:
 def _changed_numbers(
     before: list[tuple[str, int]], after: list[tuple[str, int]], to_text: Callable[[int], str]
 ) -> Iterator[Row]:
-    """Yield a row for each size that differs; the row has the numbers of bytes if both sizes have the same text."""
+    """Yield a row for each name whose number differs. If ``to_text`` gives both numbers the same text, the row has them
+    in full, as bytes."""
     yield from _changed_values(before, after, to_text)
     old, new = dict(before), dict(after)
     for name in old:
@@ -165,6 +170,7 @@ def _changed_times(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _total_times(profile: Profile) -> dict[str, float]:
+    """Return the milliseconds of a call, of a call with CUDA graphs, and of each segment, by name."""
     graph = {"call with CUDA graphs": profile.graph} if profile.graph is not None else {}
     return {"call": profile.call, **graph, **{s.segment: s.milliseconds for s in profile.segments}}
 
@@ -184,6 +190,7 @@ def _differing_times(before: Mapping[str, float], after: Mapping[str, float]) ->
 
 
 def _changed_errors(before: ProgramView, after: ProgramView) -> Iterator[Row]:
+    """Yield a row for each output and sample whose error against eager differs, or that is verified in only one."""
     old, new = (
         {_row_name(row): row for row in view.agreement.rows} if view.agreement else {} for view in (before, after)
     )
@@ -196,10 +203,12 @@ def _changed_errors(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _row_name(row: OutputAgreement) -> str:
+    """Return the name of an agreement's row: its output and sample, and whether it compares the original module."""
     return f"{row.output}, {row.sample}{', the module' * (row.source == 'module')}"
 
 
 def _is_similar_error(before: float, after: float) -> bool:
+    """Return whether two errors against eager are equal, or differ by at most the factor `MIN_ERROR_FACTOR`."""
     low, high = sorted((before, after))
     return high <= MIN_ERROR_FACTOR * low or low == high
 

@@ -19,6 +19,7 @@ def plan_text(view: ProgramView) -> str:
 
 
 def _plan_lines(view: ProgramView) -> Iterator[str]:
+    """Yield the lines of `plan_text`."""
     engines = [s for s in view.segments if s.place == "tensorrt"]
     inside = len(view.operators) - len(view.fallbacks)
     plural = "s"[: len(engines) != 1]

@@ -53,7 +53,8 @@ class LayerView:
 
 @frozen
 class WeightView:
-    """A weight that a node reads: its ``recipe`` over parameters, and (``fixed``) why it cannot be refitted."""
+    """A weight that a node reads. ``recipe``: how it is computed from the model's parameters. ``fixed``: why it cannot
+    be refitted; empty if it can."""
 
     name: str
     dtype: str

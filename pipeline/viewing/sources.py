@@ -44,7 +44,9 @@ def read_view(path: Path) -> ProgramView:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ArtifactError(f"{path} is not a program's JSON view", "`pipeline compile -o DIR` writes one")
     if data.get("schema") != SCHEMA:
-        raise ArtifactError(f"{path} has schema {data.get('schema')}, this version reads {SCHEMA}", "compile again")
+        raise ArtifactError(
+            f"{path} has schema {data.get('schema')}, and this version of pipeline reads {SCHEMA}", "compile again"
+        )
     try:
         found: ProgramView = codec.from_json(data.get("program"), ProgramView)
     except MalformedError as error:
@@ -80,7 +82,7 @@ def open_view(path: str | os.PathLike[str]) -> ProgramView:
     path = Path(path)
     if path.is_dir():
         if not (path / PROGRAM).is_file():
-            raise ArtifactError(f"{path} has no {PROGRAM}", "`pipeline compile -o DIR` writes this file; compile again")
+            raise ArtifactError(f"folder {path} has no {PROGRAM}", "`pipeline compile -o DIR` writes it: compile again")
         return read_view(path / PROGRAM)
     return read_view(path) if path.suffix in (".json", ".html") else _saved_view(path)
 

@@ -53,9 +53,9 @@ def test_a_loaded_program_that_is_wrong_is_found_and_not_healed(wrong: Path) -> 
     program = pipeline.load(wrong)
     with pytest.raises(pipeline.AgreementError, match="1 of 1 outputs are wrong"):
         pipeline.verify(executor="reference")(program)
-    with pytest.raises(pipeline.PipelineError, match="without the converters to compile"):
+    with pytest.raises(pipeline.PipelineError, match="stores no converters to compile"):
         pipeline.verify("heal", executor="reference")(program)
-    with pytest.raises(pipeline.PipelineError, match="without the converters to compile"):
+    with pytest.raises(pipeline.PipelineError, match="stores no converters to compile"):
         pipeline.bisect(program)
 
 

@@ -86,7 +86,7 @@ def test_a_rejection_is_returned_with_its_reasons() -> None:
 
 
 def test_a_call_that_pytorch_does_not_take() -> None:
-    with pytest.raises(CallError, match=r"only these sizes: \{'n': 3\}"):
+    with pytest.raises(CallError, match=r"only one value of these dynamic sizes: \{'n': 3\}"):
         check(Call(aten.add.Tensor, (TensorSpec(("n",)), TensorSpec((3,))), sizes={"n": 3}))
     with pytest.raises(CallError, match="RuntimeError"):
         check(Call(aten.add.Tensor, (TensorSpec((2,)), TensorSpec((3,)))))

@@ -104,7 +104,7 @@ def strategy_from_schema(target: object) -> st.SearchStrategy[Call] | None:
 
 
 def call_with_arguments(target: object, values: Mapping[str, object]) -> Call:
-    """Return a call with these arguments; as in torch.export, defaults between positional ones are passed."""
+    """Return a call with these arguments, by name. A positional argument before the last given one gets its default."""
     positional = [a for a in schema_arguments(target) if not a.keyword]
     last = max((i for i, a in enumerate(positional) if a.name in values), default=-1)
     args = tuple(values.get(a.name, a.default) for a in positional[: last + 1])

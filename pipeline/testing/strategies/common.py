@@ -131,7 +131,7 @@ def any_tensors(shape: Sequence[object], dtype: torch.dtype) -> st.SearchStrateg
 
 
 def value_kinds(dtype: torch.dtype, float_kinds: Sequence[str] = FLOAT_VALUES) -> st.SearchStrategy[str]:
-    """Return a strategy that generates the name of a kind of values that suits the dtype; for floats from these."""
+    """Return a strategy for names of kinds of values that suit the dtype; for floats, one of ``float_kinds``."""
     if dtype.is_floating_point:
         return st.sampled_from(float_kinds)
     whole = [kind for kind in INT_VALUES if kind in float_kinds] or INT_VALUES[:2]
@@ -144,8 +144,8 @@ def name_sizes(draw: Draw, call: Call, dims: Mapping[int, Sequence[int]] | None 
 
     ``dims`` has the dims of each tensor (by its index in ``call.specs``) that may be dynamic; None: all. Sizes below 2
     and constants stay as they are. Dims that align from the right, as in broadcasting, share a name if their sizes are
-    equal, else have none. ``least`` is the smallest size for which the call is valid. For other relations, write names
-    into the call.
+    equal, else have none. ``least`` is the smallest size for which the call is valid. If sizes are related in another
+    way (``2n``), do not use this function, but write names into the call.
     """
     free: set[tuple[int, int]] = set()
     seen: dict[int, set[Any]] = {}  # the sizes of each dim, counted from the right; None for one that is not free
@@ -180,6 +180,7 @@ def is_accepted_by_eager(call: Call) -> bool:
 
 
 def _runs_in_eager(call: Call, sizes: Mapping[str, int], *, in_float64: bool = False) -> bool:
+    """Return whether eager runs the call at these sizes; it runs in float64 if the CPU lacks a kernel for the dtype."""
     tensors = call.create_tensors(sizes)
     if in_float64:
         tensors = tuple(t.double() if t.is_floating_point() else t for t in tensors)

@@ -55,7 +55,7 @@ def draw_floor_divide(draw: Draw, target: object) -> Call:
 
 @strategy(aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.pow.Tensor_Tensor)
 def draw_power(draw: Draw, target: object) -> Call:
-    """Generate powers, but not of bools: eager's result is then bool, and that of shape functions int64."""
+    """Generate powers, but not of bools: the result is bool in eager, and int64 on fake tensors."""
     a, b = draw(broadcast_shapes(2))
     dtype = draw(st.sampled_from((*FLOATS, *INTS)))
     whole = not dtype.is_floating_point
@@ -70,7 +70,7 @@ def draw_power(draw: Draw, target: object) -> Call:
 
 @strategy(aten.round.decimals)
 def draw_round_decimals(draw: Draw, target: object) -> Call:
-    """Generate calls without ties: in which direction a tie is rounded depends on the rounding error of the scaling."""
+    """Generate calls of ``round.decimals`` without ties, whose direction depends on the scaling's rounding error."""
     shape = draw(shapes())
     spec = tensors(shape, torch.float32, ("between", -90, 90))
     return draw(name_sizes(Call(target, (draw(spec),), {"decimals": draw(st.sampled_from((1, 2, 0, 3)))})))
@@ -98,6 +98,7 @@ prims = torch.ops.prims
 
 
 def _castable_kind(source_dtype: torch.dtype, result_dtype: torch.dtype) -> st.SearchStrategy[str]:
+    """Return a strategy for kinds of values to cast between dtypes: only positive values from floats to integers."""
     if source_dtype.is_floating_point and not result_dtype.is_floating_point and result_dtype != torch.bool:
         return st.just("positive")
     return value_kinds(source_dtype)

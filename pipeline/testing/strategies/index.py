@@ -123,6 +123,7 @@ def draw_index_fill(draw: Draw, target: object) -> Call:
 
 @strategy(aten.tril.default, aten.triu.default)
 def draw_triangle(draw: Draw, target: object) -> Call:
+    """Generate calls of ``tril`` and ``triu`` with diagonals from -4 to 4."""
     return draw(
         name_sizes(Call(target, (draw(any_tensors(draw(shapes(2, 4)), draw(dtypes))), draw(st.integers(-4, 4)))))
     )
@@ -163,6 +164,7 @@ def draw_masked_select(draw: Draw, target: object) -> Call:
 
 @strategy(aten.put.default)
 def draw_put(draw: Draw, target: object) -> Call:
+    """Generate calls of ``aten.put`` that add values to elements, given by indices into the flattened tensor."""
     shape, dtype = draw(shapes(1, 3, with_zero=False)), draw(floats)
     index = draw(tensors((2, 2), torch.int64, ("index", math.prod(shape))))
     return Call(target, (draw(tensors(shape, dtype)), index, draw(tensors((2, 2), dtype, "small")), True))

@@ -26,6 +26,7 @@ def _draw_sized_call(draw: Draw, target: object, args: tuple[Any, ...], kwargs: 
 
 
 def _draw_operands(draw: Draw, *shapes: tuple[Dim, ...]) -> tuple[object, ...]:
+    """Generate a tensor of each shape, all of one dtype; sizes may be names."""
     dtype = draw(dtypes)
     return tuple(draw(tensors(shape, dtype)) for shape in shapes)
 
@@ -41,6 +42,7 @@ OPERANDS: dict[object, tuple[tuple[Dim, ...], ...]] = {
 
 @strategy(*OPERANDS)
 def draw_matmul(draw: Draw, target: object) -> Call:
+    """Generate calls of ``mm``, ``bmm``, ``mv`` and ``dot``."""
     return _draw_sized_call(draw, target, _draw_operands(draw, *OPERANDS[target]))
 
 
@@ -55,6 +57,7 @@ coefficients = st.sampled_from(((1, 1), (2, 3), (0, 1), (0, -2), (-1, -3), (1, 0
 
 @strategy(*SUMS)
 def draw_sum_of_products(draw: Draw, target: object) -> Call:
+    """Generate calls of ``addmm``, ``baddbmm`` and ``addmv``."""
     beta, alpha = draw(coefficients)
     return _draw_sized_call(draw, target, _draw_operands(draw, *SUMS[target]), {"beta": beta, "alpha": alpha})
 
@@ -94,6 +97,7 @@ def square_matrices(draw: Draw, value_kind: str = "regular") -> TensorSpec:
 
 
 def _sizes_if_named(*specs: TensorSpec) -> dict[str, int]:
+    """Return the argument ``sizes`` for a call of these tensors: empty if they have no named size."""
     return SIZES if any(spec.size_names for spec in specs) else {}
 
 
@@ -107,6 +111,7 @@ def _draw_second_operand(draw: Draw, matrix: TensorSpec, left: bool) -> TensorSp
 
 @strategy(aten.linalg_inv_ex.default, aten.linalg_det.default, aten.linalg_slogdet.default)
 def draw_matrix_call(draw: Draw, target: object) -> Call:
+    """Generate calls of operators whose only argument is a square matrix: inverse, ``det`` and ``slogdet``."""
     a = draw(square_matrices())
     return Call(target, (a,), sizes=_sizes_if_named(a))
 

@@ -28,6 +28,7 @@ def _draw_affine(draw: Draw, shape: Any, dtype: torch.dtype) -> list[Leaf]:
 
 
 def _draw_requested_outputs(draw: Draw) -> tuple[int, ...] | None:
+    """Choose the results that a call requests, as indices (`Call.outputs`): only the first, or None for all."""
     return draw(st.sampled_from((None, (0,))))
 
 

@@ -53,6 +53,7 @@ def draw_histc(draw: Draw, target: object) -> Call:
 
 @strategy(prims.div.default)
 def draw_division(draw: Draw, target: object) -> Call:
+    """Generate calls of ``prims.div`` with tensors of equal shape and a divisor without zeros."""
     (a, _), dtype = draw(broadcast_shapes(2)), draw(arithmetic)
     dividend, divisor = (draw(tensors(a, dtype, kinds)) for kinds in (value_kinds(dtype), "nonzero"))
     return draw(name_sizes(Call(target, (dividend, divisor))))
@@ -73,12 +74,14 @@ VALUES = st.sampled_from(("normal", "large", "special"))
 
 @strategy(aten._softmax.default, aten._log_softmax.default)
 def draw_native_softmax(draw: Draw, target: object) -> Call:
+    """Generate calls of ``_softmax`` and ``_log_softmax``."""
     shape, dtype = draw(shapes()), draw(floats)
     return draw(name_sizes(Call(target, (draw(tensors(shape, dtype, VALUES)), draw(dims(len(shape))), False))))
 
 
 @strategy(aten.softmax.int, aten.log_softmax.int)
 def draw_softmax(draw: Draw, target: object) -> Call:
+    """Generate calls of ``softmax.int`` and ``log_softmax.int``, some of which give the result's dtype."""
     shape, dtype = draw(shapes()), draw(floats | st.just(torch.int64))
     wanted = draw(floats if dtype == torch.int64 else st.none() | st.just(torch.float32))
     values = "normal" if dtype == torch.int64 and wanted != torch.float32 else VALUES

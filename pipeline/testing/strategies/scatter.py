@@ -43,6 +43,7 @@ def _index_tensor_and_shape(draw: Draw, shape: Shape, dim: int, *, distinct: boo
 
 @st.composite
 def _same_or_larger_shape(draw: Draw, shape: Shape) -> Shape:
+    """Generate a shape whose sizes are those of ``shape``, or some of them larger by one."""
     return tuple(s + draw(st.integers(0, 1)) for s in shape) if draw(st.booleans()) else shape
 
 
@@ -62,6 +63,7 @@ def draw_scatter(draw: Draw, target: object) -> Call:
 
 @strategy(aten.scatter.value)
 def draw_scatter_value(draw: Draw, target: object) -> Call:
+    """Generate calls of ``scatter.value``, which write one number to all given indices."""
     shape, dtype = draw(shapes(0, 4, with_zero=False)), draw(dtypes)
     dim = draw(dims(len(shape)))
     index, own = draw(_index_tensor_and_shape(shape, dim, distinct=False))
@@ -76,6 +78,7 @@ REDUCIBLE = st.sampled_from((*FLOATS, *INTS))
 
 @strategy(aten.scatter_add.default, aten.scatter_reduce.two, aten.scatter.reduce)
 def draw_scatter_reduce(draw: Draw, target: object) -> Call:
+    """Generate calls of ``scatter_add``, ``scatter_reduce`` and ``scatter.reduce`` with a source tensor."""
     shape, dtype = draw(shapes(0, 4, with_zero=False)), draw(REDUCIBLE)
     dim = draw(dims(len(shape)))
     index, own = draw(_index_tensor_and_shape(shape, dim, distinct=False))
@@ -90,6 +93,7 @@ def draw_scatter_reduce(draw: Draw, target: object) -> Call:
 
 @strategy(aten.scatter.value_reduce)
 def draw_scatter_value_reduce(draw: Draw, target: object) -> Call:
+    """Generate calls of ``scatter.value_reduce``, which add or multiply one number at all given indices."""
     shape, dtype = draw(shapes(0, 3, with_zero=False)), draw(REDUCIBLE)
     dim = draw(dims(len(shape)))
     index, _ = draw(_index_tensor_and_shape(shape, dim, distinct=False))

@@ -23,6 +23,7 @@ QUERIES, KEYS = "n", "m"
 
 
 def _draw_queries_keys_values(draw: Draw, dtype: torch.dtype, heads: int, leading: list[Dim]) -> tuple[object, ...]:
+    """Generate queries, keys and values of attention; keys and values have this number of ``heads``."""
     size = draw(st.sampled_from((16, 8, 5, 20)))
     groups = [*leading[:-1], heads] if leading else []
     shapes = ([*leading, QUERIES, size], [*groups, KEYS, size], [*groups, KEYS, size])
@@ -39,6 +40,7 @@ def _draw_mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> object:
 
 
 def _sizes_named_in(call_args: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the (min, opt, max) of each named size in these tensors, of which some may be None."""
     names = {name for spec in call_args if spec is not None for name in spec.size_names}
     known = {"b": (1, 2, 4), QUERIES: (2, 3, 8), KEYS: (2, 5, 8)}
     return {name: known[name] for name in sorted(names)}
@@ -69,6 +71,7 @@ def _draw_arguments_without_heads(draw: Draw, dtype: torch.dtype, leading: list[
 
 @strategy(aten._scaled_dot_product_flash_attention_for_cpu.default)
 def draw_flash_attention_for_cpu(draw: Draw, target: object) -> Call:
+    """Generate calls of ``_scaled_dot_product_flash_attention_for_cpu`` that request only the first result."""
     dtype = draw(floats)
     leading: list[Dim] = ["b", HEADS]
     operands, mask = _draw_queries_keys_values(draw, dtype, HEADS, leading), _draw_mask(draw, dtype, leading)
@@ -79,12 +82,14 @@ def draw_flash_attention_for_cpu(draw: Draw, target: object) -> Call:
 
 @strategy(OPEN_MASK)
 def draw_open_mask(draw: Draw, target: Any) -> Call:
+    """Generate calls of ``OPEN_MASK``, the marker for attention masks that leave a key to each row."""
     dtype = draw(st.just(torch.bool) | floats)
     return draw(name_sizes(Call(target, (draw(tensors(draw(shapes(2, 4)), dtype)),))))
 
 
 @strategy(CACHE_UPDATE)
 def draw_cache_update(draw: Draw, target: Any) -> Call:
+    """Generate calls that write new keys or values into a KV cache, from a given position on."""
     batch, heads, size, width = (draw(st.integers(1, most)) for most in (3, 3, 6, 4))
     length, dtype = draw(st.integers(1, size)), draw(floats)
     starts = draw(tensors((draw(st.sampled_from((1, batch))),), torch.int64, ("below", size - length + 1)))
@@ -101,12 +106,14 @@ WIDTHS: st.SearchStrategy[Dim] = st.integers(1, 6) | st.just("w")
 
 
 def _draw_sized_call(draw: Draw, target: object, arguments: tuple[TensorSpec | None, ...]) -> Call:
+    """Generate a call of the target with these arguments: choose a value for each size that they name."""
     names = sorted({name for each in arguments if each is not None for name in each.size_names})
     return Call(target, arguments, sizes={name: draw(st.integers(1, 90 if name == "t" else 4)) for name in names})
 
 
 @strategy(LINEAR_ATTENTION)
 def draw_linear_attention(draw: Draw, target: object) -> Call:
+    """Generate calls of the custom operator ``pipeline::linear_attention``, with and without ``beta``."""
     dtype, width, of_values = draw(floats), draw(WIDTHS), draw(WIDTHS)
     row: tuple[Dim, ...] = ("n", draw(st.integers(1, 3) | st.just("h")), draw(st.sampled_from(TOKENS)))
     query, key = (draw(tensors((*row, width), dtype, ("uniform", -0.5, 0.5))) for _ in range(2))
@@ -119,6 +126,7 @@ def draw_linear_attention(draw: Draw, target: object) -> Call:
 
 @strategy(SELECTIVE_SCAN)
 def draw_selective_scan(draw: Draw, target: object) -> Call:
+    """Generate calls of the custom operator ``pipeline::selective_scan`` (the recurrence of Mamba)."""
     dtype, tokens, width, states = draw(floats), draw(st.sampled_from(TOKENS)), draw(WIDTHS), draw(st.integers(1, 4))
     input = draw(tensors(("n", width, tokens), dtype, "unit"))
     step = draw(tensors(("n", width, tokens), dtype, ("uniform", 0.0, 1.0)))
@@ -182,6 +190,7 @@ def draw_recurrent_layer(draw: Draw, target: Target) -> Call:
 
 @strategy(*PACKED)
 def draw_packed_recurrent_layer(draw: Draw, target: Target) -> Call:
+    """Generate calls of recurrent layers on packed sequences, each of which has its own length."""
     layer = draw(recurrent_layers(PACKED[target]))
     x = draw(tensors((layer.steps, "n", layer.features), layer.dtype, values="unit"))
     lengths = draw(tensors(("n",), torch.int64, ("between", 1, layer.steps)))

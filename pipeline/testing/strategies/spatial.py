@@ -52,15 +52,18 @@ def overloads(family: str, ranks: str = "123") -> list[Target]:
 
 
 def _draw_ints(draw: Draw, low: int, high: int, rank: int) -> list[int]:
+    """Generate a list of ``rank`` integers, each from ``low`` to ``high``."""
     return draw(st.lists(st.integers(low, high), min_size=rank, max_size=rank))
 
 
 def _draw_image(draw: Draw, rank: int, value_kind: object = "normal") -> TensorSpec:
+    """Generate a float tensor with ``rank`` spatial dims, a channel dim and, mostly, a batch dim."""
     leading = [2] * draw(st.sampled_from((2, 2, 1)))
     return draw(tensors([*leading, *_draw_ints(draw, 5, 7, rank)], draw(floats), value_kind))
 
 
 def _draw_kernel_stride_padding(draw: Draw, rank: int) -> tuple[list[int], list[int], list[int]]:
+    """Generate a pooling's kernel, stride (or an empty list, the default) and padding, each with ``rank`` sizes."""
     kernel = _draw_ints(draw, 1, 4, rank)
     stride = draw(st.just([]) | st.just(_draw_ints(draw, 1, 3, rank)))
     return kernel, stride, [draw(st.integers(0, k // 2)) for k in kernel]
@@ -112,6 +115,7 @@ factors = st.sampled_from((2.0, 1.5, 0.5, 3.0, 1.7, 0.6))
 
 
 def _small_images(draw: Draw, rank: int) -> object:
+    """Generate a batch of two images of two channels with ``rank`` spatial dims of sizes 3 to 6."""
     dtype = draw(st.just(torch.float32) | floats)
     return draw(tensors([2, 2, *_draw_ints(draw, 3, 6, rank)], dtype))
 
@@ -129,11 +133,13 @@ def _draw_output_sizes(draw: Draw, target: object, rank: int) -> list[int]:
 
 
 def _name_sizes(draw: Draw, call: Call, rank: int) -> Call:
+    """Replace sizes of the call's first tensor by names: that of the batch, or also others."""
     return draw(name_sizes(call, {0: draw(st.sampled_from(([0], range(rank + 2))))}, least=3))
 
 
 @strategy(*(packet.vec for packet in RESIZED))
 def draw_upsample_by_size_or_scale(draw: Draw, target: object) -> Call:
+    """Generate calls of the upsampling overloads ``vec``, which accept output sizes or scale factors."""
     rank = spatial_rank(target)
     sizes = _draw_output_sizes(draw, target, rank) if draw(st.booleans()) else None
     some = factors.filter(lambda factor: "_aa" not in str(target) or factor > 0.6)
@@ -145,6 +151,7 @@ def draw_upsample_by_size_or_scale(draw: Draw, target: object) -> Call:
 
 @strategy(*(packet.default for packet in RESIZED))
 def draw_upsample_by_size(draw: Draw, target: object) -> Call:
+    """Generate calls of the upsampling overloads ``default``, which accept output sizes."""
     rank = spatial_rank(target)
     sizes = _draw_output_sizes(draw, target, rank)
     return _name_sizes(draw, Call(target, (_small_images(draw, rank), sizes, *_draw_align_corners(draw, target))), rank)
@@ -179,6 +186,7 @@ def draw_constant_pad_nd(draw: Draw, target: object) -> Call:
 
 @strategy(*overloads("reflection_pad"), *overloads("replication_pad"))
 def draw_pad_nd(draw: Draw, target: Target) -> Call:
+    """Generate calls of ``reflection_pad1d``, ``2d``, ``3d`` and ``replication_pad1d``, ``2d``, ``3d``."""
     count, mode = spatial_rank(target), "reflect" if "reflection" in str(target) else "replicate"
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + draw(st.integers(1, 2)))))
     x = draw(any_tensors(shape, draw(floats)))
