@@ -162,20 +162,25 @@ class CaptureError(PipelineError):
 
 
 class ShapeError(PipelineError, ValueError):
-    """An input has a size in dimension ``dim``, or a rank (``dim`` is None), that the program was not compiled for.
+    """An input has a size in dimension ``dim`` that the program was not compiled for. If ``dim`` is None, it is the
+    value of an int input, or (``rank``) the rank of a tensor.
 
     ``why`` names another reason for the allowed sizes besides the compiled range, or is empty.
     """
 
-    def __init__(self, input: str, dim: int | None, value: int, range: tuple[int, int], why: str = "") -> None:
+    def __init__(
+        self, input: str, dim: int | None, value: int, range: tuple[int, int], why: str = "", rank: bool = False
+    ) -> None:
         allowed = f"{range[0]} to {range[1]}" if range[0] != range[1] else f"{range[0]}"
         allowed += f", {why}" if why else ""
-        has = f"rank {value}" if dim is None else f"size {value} in dimension {dim}"
-        ranged = "compile for a range with this size: Input(min_shape=…, opt_shape=…, max_shape=…)"
-        hint = f"compile with max_batch={value}" if why.startswith("its max_batch") else "" if dim is None else ranged
-        super().__init__(f"input {input} has {has}; compiled for {allowed}", hint)
-        self.input, self.dim, self.value, self.range, self.why = input, dim, value, range, why
-        self.args = (input, dim, value, range, why)
+        has = "rank" if rank else "value" if dim is None else "size"
+        where = "" if dim is None else f" in dimension {dim}"
+        ranged = "Input(min_shape=…, opt_shape=…, max_shape=…)" if has == "size" else "dynamic_shapes"
+        hint = "" if rank else f"compile for a range with this {has}: {ranged}"
+        hint = f"compile with max_batch={value}" if why.startswith("its max_batch") else hint
+        super().__init__(f"input {input} has {has} {value}{where}; compiled for {allowed}", hint)
+        self.input, self.dim, self.value, self.range, self.why, self.rank = input, dim, value, range, why, rank
+        self.args = (input, dim, value, range, why, rank)
 
 
 class DtypeError(PipelineError, TypeError):

@@ -76,13 +76,14 @@ def _to_path(path: object) -> str | None:
     raise TypeError(f"engine_cache_dir must be a folder, an fsspec URL or None, got {path!r}")
 
 
-def _to_path_or_flag(value: object) -> bool | str:
-    """Return True or False unchanged, and a path as text (``runtime_cache``, ``measurements``)."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str | os.PathLike):
-        return os.fspath(value)
-    raise TypeError(f"runtime_cache and measurements must be True, False or a path, got {value!r}")
+def _to_path_or_flag(value: object) -> object:
+    """Return a path as text, and any other value unchanged, which `_check_path_or_flag` looks at."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _check_path_or_flag(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
+    if not isinstance(value, bool | str):
+        raise TypeError(f"{field.name} must be True, False or a path, got {value!r}")
 
 
 RUNTIME = (
@@ -250,7 +251,7 @@ class CompilationSettings:
     decompose_attention: bool = attrs.field(default=False, validator=_check_boolean)
     use_fp32_acc: bool | None = attrs.field(default=None, validator=_check_boolean)
     faster_in_torch: bool = attrs.field(default=True, validator=_check_boolean)
-    measurements: bool | str = attrs.field(default=True, converter=_to_path_or_flag)
+    measurements: bool | str = attrs.field(default=True, converter=_to_path_or_flag, validator=_check_path_or_flag)
     collectives_in_engine: bool = attrs.field(default=False, validator=_check_boolean)
     load_built_engines: bool = attrs.field(default=True, validator=_check_boolean)
     progress: bool | None = attrs.field(default=None, validator=_check_boolean)
@@ -269,7 +270,7 @@ class CompilationSettings:
         default=None, validator=one_of(None, "default", "max-autotune-no-cudagraphs")
     )
     copy_weights: bool = attrs.field(default=True, validator=_check_boolean)
-    runtime_cache: bool | str = attrs.field(default=True, converter=_to_path_or_flag)
+    runtime_cache: bool | str = attrs.field(default=True, converter=_to_path_or_flag, validator=_check_path_or_flag)
 
     def evolve(self, **fields: Any) -> Self:
         """Return a validated copy with these fields changed; raise a `TypeError` for an unknown field."""

@@ -106,7 +106,8 @@ def test_positions_out_of_range_are_named() -> None:
 def test_a_shape_error_names_input_dimension_value_and_range() -> None:
     with pytest.raises(ValueError, match="input image has size 9 in dimension 0; compiled for 1 to 8"):
         raise ERRORS[4]
-    assert str(ShapeError("image", None, 3, (4, 4))) == "input image has rank 3; compiled for 4"
+    assert str(ShapeError("image", None, 3, (4, 4), rank=True)) == "input image has rank 3; compiled for 4"
+    assert "input n has value 7; compiled for 1 to 4\n" in str(ShapeError("n", None, 7, (1, 4)))
 
 
 class Net(torch.nn.Module):

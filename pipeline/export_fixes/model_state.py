@@ -108,10 +108,8 @@ class KeptState:
         """Raise `CaptureError` if a call depends on state that an earlier call left in the model. The error names
         the attribute and the line that assigns it."""
         if self.containers:
-            log.warning(
-                "%s changes entries of its input %s: the compiled program leaves them, but returns the same results",
-                *(type(self.model).__name__, ", ".join(self.containers)),
-            )
+            what = f"{type(self.model).__name__} changes entries of its input {', '.join(self.containers)}"
+            log.warning("%s: the compiled program does not change them, but returns the same results", what)
         kept = {place: values for place, values in self.changes.items() if place not in self.memos}
         if not kept or self.repeat_export is None:
             return

@@ -175,7 +175,7 @@ def bind_symbols(program: Program, inputs: Sequence[Leaf]) -> dict[str, int]:
             sizes.bind_size(port, None, port.value, value)
         elif port.kind == "tensor":
             if value.dim() != len(port.shape):
-                raise ShapeError(port.name, None, value.dim(), (len(port.shape), len(port.shape)))
+                raise ShapeError(port.name, None, value.dim(), (len(port.shape), len(port.shape)), rank=True)
             for dim, (expr, size) in enumerate(zip(port.shape, value.shape, strict=True)):
                 sizes.bind_size(port, dim, expr, size)
     sizes.solve_all()

@@ -246,9 +246,11 @@ def _check_outputs(outputs_of_parts: Argument, expected: Argument) -> None:
     """Raise a `ValueError` if the joined outputs of parts differ from the whole call's by more than rounding."""
     tensors = ([x for x in tree_leaves(outputs) if x is not None] for outputs in (outputs_of_parts, expected))
     for ours, theirs in zip(*tensors, strict=True):
+        if ours.shape != theirs.shape:
+            raise ValueError(f"the outputs for separate parts have shape {[*ours.shape]}, not {[*theirs.shape]}")
         rounding = max(16 * torch.finfo(theirs.dtype).eps, 1e-3 if theirs.dtype == torch.float32 else 0.03)
         off = (ours.float() - theirs.float()).abs().max()
-        if ours.shape != theirs.shape or not off <= rounding * theirs.float().abs().max():
+        if not off <= rounding * theirs.float().abs().max():
             raise ValueError(f"the outputs for separate parts differ from those for the whole call by {off:.1e}")
 
 

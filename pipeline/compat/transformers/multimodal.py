@@ -219,8 +219,7 @@ def _later_tokens_mask(mask: object, is_token: torch.Tensor | None) -> tuple[tor
 
 
 def _contains_tensor(value: object) -> bool:
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else (value,)
-    return any(isinstance(part, torch.Tensor) for part in parts)
+    return any(True for _ in _is_float_per_tensor(value))
 
 
 def copy_all_but_language_model(model_copy: Pretrained, model: Pretrained) -> None:
