@@ -322,7 +322,8 @@ def test_entries_of_inputs_that_change_are_told(
 ) -> None:
     x, (args, kwargs) = torch.ones(3), ((), {"y": make(torch.ones(3))}) if by_name else ((make(torch.ones(3)),), {})
     compiled = pipeline.default(min_block_size=1)(Draws(function), (x, *args), kwargs)
-    assert ("changes entries of its input y: the compiled program does not change" in caplog.text) == (function is not reads)
+    told = "changes entries of its input y: the compiled program does not" in caplog.text
+    assert told == (function is not reads)
     torch.testing.assert_close(compiled(x, make(x.clone())), function(x, make(x.clone())))
 
 
