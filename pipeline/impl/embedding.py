@@ -34,8 +34,7 @@ def embedding_bag(
     per_sample_weights: Value | None = None,
     ignored_index: int = -1,
 ) -> ITensor:
-    """Reduce the rows of each bag, which starts at its offset, to their sum, mean or maximum. An index equal to
-    ``ignored_index`` is ignored; an empty bag gives zero."""
+    """Reduce the rows of each bag (from its offset on) by ``mode``; skip ``ignored_index``; an empty bag gives zero."""
     dtype = base.dtype_of(weight)
     compute = dtype if mode == "max" else _elementwise.wide_dtype(dtype)
     row = base.cast(net, embedding(net, weight, indices), compute)
