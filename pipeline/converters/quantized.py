@@ -82,7 +82,7 @@ def check_block_quantization(node: torch.fx.Node, settings: CompilationSettings)
     """The rank must be 2 or 3, and blocks must divide the last dim."""
     size, value = argument(node, "size"), node.meta["val"]
     if value.dim() not in (2, 3):
-        return Rejection(f"the rank is {value.dim()}; TensorRT computes block scales only for tensors of rank 2 or 3")
+        return Rejection(f"the tensor's rank is {value.dim()}; TensorRT computes block scales only for ranks 2 and 3")
     if value.shape[-1] % size:
         return Rejection(f"the block size {size} does not divide the last dim, {value.shape[-1]}")
     return _check_quantizable_dtype(node) and check_quantization_support(node, settings)

@@ -101,7 +101,7 @@ def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
             return Rejection(f"dim {dim} of the {which} is dynamic ({size}); antialiasing needs static sizes")
         if scale is not None and not by_scales and not scale.is_integer():
             return Rejection(
-                f"dim {dim} of the input is {before}, whose product with the scale {scale} TensorRT may misround",
+                f"dim {dim} of the input is {before}, and TensorRT may misround its product with the scale {scale}",
                 "pass a size, or a scale such as 0.5, 1.5 or 2",
             )
     return True

@@ -224,7 +224,7 @@ LIMITS = (
         "converts|values",
     ),
     Limit(
-        "whose product with the scale",
+        "and TensorRT may misround its product with the scale",
         bilinear(x(2, 2, 4, "n"), None, [2.0, 1.5]),
         bilinear(x(2, 2, 4, "n"), None, [2.0, 1.7]),
         "converts|values",
