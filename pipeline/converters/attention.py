@@ -76,7 +76,7 @@ def is_fused(node: torch.fx.Node, settings: CompilationSettings) -> bool:
 
 
 def promises_key_in_row(mask: Any) -> bool:
-    """Return whether a mask is the result of ``open_mask``: each of the mask's rows has at least one unmasked key."""
+    """Return whether a mask comes from ``pipeline::open_mask``, which promises an unmasked key in each of its rows."""
     while isinstance(mask, torch.fx.Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
     return isinstance(mask, torch.fx.Node) and mask.target is OPEN_MASK

@@ -35,11 +35,11 @@ def converts(
 
     The function receives the operator's arguments, with defaults filled in, by their names in the schema (`self` as
     `input`): those for which it has parameters, or all as `*operands`. A parameter that is not in the schema needs a
-    default. A mapping assigns each operator a value, its row, passed after the `Net`. The declared and returned
-    function has the public signature `(ctx, target, args, kwargs, name)`.
+    default. Operators that share a function can be given as a mapping to values: the function receives its operator's
+    value after the `Net`. The declared and returned function is called with `(ctx, target, args, kwargs, name)`.
 
     Args:
-        targets: operators, Python functions such as `operator.getitem`, or mappings from those to rows.
+        targets: operators, Python functions such as `operator.getitem`, or mappings from those to values.
         validator: `(node, settings) -> bool | Rejection`; None accepts every node.
         requires_output_allocator: whether the shape of a result depends on data.
 

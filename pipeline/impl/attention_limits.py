@@ -42,6 +42,7 @@ class FusionCondition:
 
 
 def _has_divisible_heads(case: AttentionCase) -> bool:
+    """Return whether there are as many key heads as query heads, one, or (``gqa``) a divisor of these; all static."""
     queries, keys = case.query[1], case.key[1]
     if not isinstance(queries, int) or not isinstance(keys, int):
         return False

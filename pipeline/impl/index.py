@@ -120,8 +120,7 @@ def flatten_indices(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -
 
 @block
 def index(net: Net, x: ITensor, indices: Sequence[Value | None], non_negative: frozenset[int] = frozenset()) -> ITensor:
-    """Return ``x[indices]`` for integer tensors and None; ``non_negative``: positions of indices that are never below
-    0."""
+    """Return ``x[indices]`` for integer tensors and None; ``non_negative``: positions of indices known to be >= 0."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     sizes = base.known_sizes(net, x)
     exact = [s if s is not None else base.size(net, x, i) for i, s in enumerate(sizes)]

@@ -82,8 +82,7 @@ def _add_at_positions(net: Net, table: ITensor, position: Value, source: ITensor
 
 @block
 def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumulate: bool) -> ITensor:
-    """Return ``x`` after ``x[mask] = values``, or ``+=`` if ``accumulate``. The mask covers the dims from ``dim`` on;
-    ``values`` is one value, or one for each selected element."""
+    """Return ``x`` after ``x[mask] = values`` (``+=`` if ``accumulate``); the mask covers the dims from ``dim`` on."""
     rank, covered = base.rank(x), base.rank(mask)
     trailing = rank - dim - covered
     mask = base.tensor(net, mask)

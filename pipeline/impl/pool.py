@@ -82,6 +82,7 @@ def _add_layer(net: Net, x: ITensor, windows: Windows, kind: trt.PoolingType, pa
 
 
 def _squeeze_added(net: Net, pool: Any, windows: Windows, rank: int) -> ITensor:
+    """Return a pooling layer's result without the dims of size 1 that `_add_layer` added to its input."""
     result = pool.get_output(0)
     added = base.rank(result) - rank
     flat = len(windows.kernel) == 1

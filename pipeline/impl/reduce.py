@@ -47,6 +47,7 @@ def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: b
 
 
 def _pad_and_reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
+    """Reduce over dims, after padding those that may be empty by one neutral element (see `reduce`)."""
     known = base.known_sizes(net, x)
     empty = [d for d in dims if may_leave_results_unwritten(net, known[d])]
     if not empty:

@@ -92,9 +92,8 @@ OPERATIONS = {"sum": "SUM", "mean": "SUM", "prod": "PROD", "amax": "MAX", "amin"
 def scatter_reduce(
     net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor, reduction: str, include_self: bool = True
 ) -> ITensor:
-    """Return ``x`` with the reduction of the elements of ``source`` that have this index at each position
-    (``include_self``: and of the element of ``x``). ``index`` broadcasts to ``source``, whose other dims are those of
-    ``x``."""
+    """Return ``x`` with, at each position, the reduction of the elements of ``source`` with this index (and of ``x``
+    itself if ``include_self``). ``index`` broadcasts to ``source``, whose other dims are those of ``x``."""
     given = base.dtype_of(x)
     dtype = given if reduction in ("amax", "amin") and given != torch.bool else _elementwise.wide_dtype(given)
     dtype = _elementwise.arithmetic_dtype(dtype)

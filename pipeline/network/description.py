@@ -279,7 +279,7 @@ class _NetworkReader:
         if weight is None and weights.pointer is not None:
             weight = self.weight_name(weights.pointer)
         if weight is None:
-            raise ValueError(f"no name was recorded for {kind} ({weights.count} x {weights.dtype})")
+            raise ValueError(f"no name was recorded for {kind} ({weights.count} x {weights.dtype}): call record_weight")
         if math.prod(weight.shape) != weights.count:
             raise ValueError(f"{kind} has {weights.count} elements, but its recorded weight is {weight}")
         if self.weights.setdefault(weight.name, weight) != weight:
