@@ -165,22 +165,22 @@ def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int])
     return result.to(torch.int8)
 
 
-def _fake_quantized(input: Tensor, scale: Tensor, type: str, *_: Argument) -> Tensor:
+def _quantize_fake(input: Tensor, scale: Tensor, type: str, *_: Argument) -> Tensor:
     return torch.empty_like(input, dtype=TYPES[type].codes)
 
 
-def _fake_dequantized(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _dequantize_fake(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
     shape = list(input.shape)
     if is_packed(input, type):
         shape[-1] = 2 * shape[-1]
     return input.new_empty(shape, dtype=dtype)
 
 
-def _fake_packed(input: Tensor, type: str) -> Tensor:
+def _pack_fake(input: Tensor, type: str) -> Tensor:
     return input.new_empty([*input.shape[:-1], input.shape[-1] // 2], dtype=torch.uint8)
 
 
-def _fake_block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
+def _block_codes_fake(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
     kind = torch.float8_e8m0fnu if scale is None else torch.float8_e4m3fn
     scales = input.new_empty([*input.shape[:-1], input.shape[-1] // size], dtype=kind)
     return torch.empty_like(input, dtype=TYPES[type].codes), scales
@@ -190,19 +190,19 @@ def _fake_like_input(input: Tensor, *_: Argument) -> Tensor:
     return torch.empty_like(input)
 
 
-def _fake_centered(input: Tensor, *_: Argument) -> Tensor:
+def _centered_fake(input: Tensor, *_: Argument) -> Tensor:
     return torch.empty_like(input, dtype=torch.int8)
 
 
 _library = torch.library.Library("pipeline", "FRAGMENT")
 for _meaning, _fake, _schema in (
-    (quantize, _fake_quantized, "(Tensor input, Tensor scale, str type, int[] block, bool reciprocal=False) -> Tensor"),
-    (dequantize, _fake_dequantized, "(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor"),
+    (quantize, _quantize_fake, "(Tensor input, Tensor scale, str type, int[] block, bool reciprocal=False) -> Tensor"),
+    (dequantize, _dequantize_fake, "(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor"),
     (fake_quantize, _fake_like_input, "(Tensor input, Tensor scale, str type, int[] block) -> Tensor"),
     (fake_quantize_blocks, _fake_like_input, "(Tensor input, Tensor? scale, str type, int size) -> Tensor"),
-    (block_codes, _fake_block_codes, "(Tensor input, Tensor? scale, str type, int size) -> (Tensor, Tensor)"),
-    (centered, _fake_centered, "(Tensor input, Tensor zero_point, str type, int[] block) -> Tensor"),
-    (pack, _fake_packed, "(Tensor input, str type) -> Tensor"),
+    (block_codes, _block_codes_fake, "(Tensor input, Tensor? scale, str type, int size) -> (Tensor, Tensor)"),
+    (centered, _centered_fake, "(Tensor input, Tensor zero_point, str type, int[] block) -> Tensor"),
+    (pack, _pack_fake, "(Tensor input, str type) -> Tensor"),
 ):
     _name = _meaning.__name__
     _library.define(f"{_name}{_schema}")

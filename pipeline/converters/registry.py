@@ -70,6 +70,7 @@ def _sort_by_priority(declarations: Iterable[Declaration]) -> Candidates:
 
 
 def _in_lookup_order(oldest_first: list[Declaration]) -> tuple[Declaration, ...]:
+    """Order declarations for lookup: HIGH priority, the newest first, then STANDARD, the oldest first."""
     high = [declaration for declaration in reversed(oldest_first) if declaration.priority is ConverterPriority.HIGH]
     standard = [declaration for declaration in oldest_first if declaration.priority is ConverterPriority.STANDARD]
     return tuple(unique(high + standard))

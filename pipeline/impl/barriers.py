@@ -40,7 +40,7 @@ def separate_result_if_marked(net: Net, node: torch.fx.Node, result: Value) -> V
 
 @block
 def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
-    """If TensorRT has the bug ``quirk``, add a barrier on a flat view of ``x``: nothing joins the kernel of ``x``."""
+    """Add a barrier on a flat view of ``x`` if TensorRT has the bug ``quirk``; nothing fuses with its kernel."""
     if not is_avoided(quirk):
         return x
     sizes = base.sizes(net, x)
