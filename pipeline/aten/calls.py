@@ -76,7 +76,7 @@ def find_operator(name: str) -> torch._ops.OpOverload[..., Argument] | None:
 
 
 def safe_function(target: Target) -> Argument:
-    """Return the function to call for this target: the target, or one that bounds its arguments or result."""
+    """Return the function to call for this target: the target, or a safe version (bounded integers, zeroed memory)."""
     return RUNS.get(target, target)
 
 

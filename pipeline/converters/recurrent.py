@@ -86,8 +86,7 @@ def packed_recurrent(
     has_biases: bool,
     bidirectional: bool,
 ) -> tuple[ITensor | None, ...]:
-    """packed_gru(Tensor input, Tensor lengths, Tensor hx, Tensor[] params, …) -> (Tensor, Tensor), and the other
-    layers"""
+    """packed_gru(Tensor input, Tensor lengths, Tensor hx, Tensor[] params, …) -> (Tensor, Tensor); also other layers"""
     states, weights = _states_and_weights(hx, params, has_biases)
     input = base.tensor(net, input)
     steps = iota(net, [base.size(net, input, 0), 1, 1], [1, 0, 0])

@@ -68,7 +68,7 @@ def _is_exact_scale(scale: float | None) -> bool:
 
 
 def _needs_taps(options: Resize, dim: ResizedDim, uses_scales: bool) -> bool:
-    """Return whether sums of gathered elements must resize a static dim, as the layer samples other positions."""
+    """Return whether sums of gathered elements must resize a static dim, as the layer would differ from eager."""
     before, after, scale = dim
     if not _is_static(dim) or (before == after and scale in (None, 1.0)):
         return False

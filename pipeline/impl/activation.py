@@ -48,7 +48,8 @@ def _add_barrier_after_matmul_if_marked(net: Net, x: ITensor) -> ITensor:
 
 @block
 def separate_from_matmul(net: Net, x: ITensor) -> ITensor:
-    """Add a barrier between a biased matmul and a ReLU or GELU: RTX 1.6.1 fuses both to a kernel that an H100 lacks."""
+    """Add a barrier (a layer across which TensorRT does not fuse) between a matmul with bias and a ReLU or GELU, since
+    RTX 1.6.1 fuses both to a kernel that an H100 lacks."""
     return base.barrier(net, x, "biases-of-matmuls")
 
 

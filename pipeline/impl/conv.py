@@ -127,6 +127,7 @@ def _repeat_per_dim(value: Dims, rank: int) -> list[int]:
 
 
 def _set_attributes(layer: Any, stride: Dims, pre: Dims, post: Dims, dilation: Dims, groups: int, is_1d: bool) -> None:
+    """Set groups, stride, paddings and dilation of a convolution layer; ``is_1d``: a first spatial dim was added."""
     rank = len(layer.kernel_size_nd) - is_1d
     layer.num_groups = groups
     layer.stride_nd = (1,) * is_1d + tuple(_repeat_per_dim(stride, rank))

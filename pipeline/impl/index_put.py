@@ -59,8 +59,7 @@ def broadcast_sizes(net: Net, tensors: Sequence[Value]) -> list[Size]:
 def _expand_values(
     net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], index_dims: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
-    """Expand values to [index dims, other dims], from eager's order, in which adjacent indices keep their dims'
-    place."""
+    """Expand values to [index dims, other dims]; eager keeps the dims of adjacent indices in their place instead."""
     place = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
     value = base.tensor(net, values, dtype)
     full = base.expand(net, value, [*others[:place], *index_dims, *others[place:]])

@@ -40,8 +40,7 @@ UNROLLED: Final = 8
 
 @frozen
 class TokenInputs:
-    """Tensors: ``query``, ``key`` [B, H, L, K], ``value`` [B, H, L, V], ``decay`` [B, H, L, 1 or K], ``beta`` [B, H, L,
-    1]."""
+    """Tensors [B, H, L, …]: last dim K of ``query`` and ``key``, V of ``value``, 1 or K of ``decay``, 1 of ``beta``."""
 
     query: ITensor
     key: ITensor
