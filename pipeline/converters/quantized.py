@@ -41,9 +41,7 @@ def check_dequantize(node: torch.fx.Node, settings: CompilationSettings) -> bool
     """Quantized values must be constants, as TensorRT-RTX passes none between layers; blocks must divide the dims."""
     codes, scale = argument(node, "input"), argument(node, "scale")
     if isinstance(codes, torch.fx.Node) and codes.op != "placeholder":
-        return Rejection(
-            "the quantized values are computed at run time; TensorRT-RTX needs constants: use fake_quantize"
-        )
+        return Rejection("the quantized values are computed, but TensorRT-RTX needs constants: use fake_quantize")
     type, shape, block = argument(node, "type"), node.meta["val"].shape, argument(node, "block")
     if TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type):
         return Rejection(f"a row has an odd number of {type} values, and TensorRT stores two in each byte")
