@@ -63,8 +63,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Argument]]] = {
 
 
 def find_operator(name: str) -> torch._ops.OpOverload[..., Argument] | None:
-    """Return the operator of a name like ``aten.permute.default``, without importing a module; None if this process has
-    no such operator."""
+    """Return the operator of a name like ``aten.permute.default``; None if no imported library defines it."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
     space, short, overload = (*name.split("."), "")[:3]
@@ -77,24 +76,24 @@ def find_operator(name: str) -> torch._ops.OpOverload[..., Argument] | None:
 
 
 def safe_function(target: Target) -> Argument:
-    """Return the function that executes nodes with this target: a safe replacement, or the target itself."""
+    """Return the function to call for this target: the target, or a safe version (bounded integers, zeroed memory)."""
     return RUNS.get(target, target)
 
 
 def checked_power(base: Argument, exponent: Argument) -> Argument:
     """Return ``base ** exponent`` of numbers; raise `TooLargeError` for an integer of more than `MOST_BITS` bits."""
     if isinstance(base, int) and isinstance(exponent, int) and exponent * base.bit_length() > MOST_BITS:
-        _raise_if_too_large(abs(base) > 1)
+        _raise_too_large_error_if(abs(base) > 1)
     return base**exponent
 
 
 def checked_shift(number: Argument, bits: Argument) -> Argument:
     """Return ``number << bits``; raise `TooLargeError` if the result would have more than `MOST_BITS` bits."""
-    _raise_if_too_large(isinstance(bits, int) and bits > MOST_BITS)
+    _raise_too_large_error_if(isinstance(bits, int) and bits > MOST_BITS)
     return number << bits
 
 
-def _raise_if_too_large(too_large: bool) -> None:
+def _raise_too_large_error_if(too_large: bool) -> None:
     if too_large:
         raise TooLargeError(f"a number computed from tensor sizes needs more than {MOST_BITS} bits, the maximum")
 
@@ -107,7 +106,7 @@ def _require_numbers(function: Callable[..., Argument]) -> Callable[..., Argumen
         if strange := next((a for a in args if isinstance(a, (str, bytes, list, tuple, dict))), None):
             raise TypeError(f"the graph may call {function.__name__} with numbers only, got {kind_of(strange)}")
         result = function(*args)
-        _raise_if_too_large(type(result) is int and result.bit_length() > MOST_BITS)
+        _raise_too_large_error_if(type(result) is int and result.bit_length() > MOST_BITS)
         return result
 
     return call

@@ -16,7 +16,7 @@ PURE_COLLECTIVES: Final = frozenset(
     ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast", "wait_tensor")
 )
 """The names of collective operators that do not write to their inputs."""
-BETWEEN_ENGINES: Final = "ranks call it together: it runs in their process group, between engines"
+BETWEEN_ENGINES: Final = "a collective runs in PyTorch, between engines, with its process group"
 """The reason that is reported for a collective that runs in PyTorch instead of an engine."""
 
 

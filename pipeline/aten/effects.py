@@ -103,7 +103,7 @@ def reason_to_refuse(target: object, libraries: Iterable[str] = ()) -> str:
 
 @cache
 def _reason_by_rules(op: OpOverload[..., Any]) -> str | None:
-    """Return the reason why the rules refuse an operator; "" if they allow it, None if no rule applies."""
+    """Return why an operator's name, schema or kind forbids calls; "" if it allows them, None if undecided."""
     schema = op._schema
     if not torch._C._dispatch_has_kernel(op.name()):
         return "is TorchScript's own"
@@ -122,9 +122,9 @@ def _reason_by_rules(op: OpOverload[..., Any]) -> str | None:
     return "" if kind is not None or op.namespace == "pipeline" or _PURE.fullmatch(short) else None
 
 
-def _compile_pattern(wildcards: str) -> re.Pattern[str]:
+def _compile_wildcard_list(wildcards: str) -> re.Pattern[str]:
     return re.compile("|".join(fnmatch.translate(name) for name in wildcards.split()))
 
 
-_COMPILED: Final = {reason: _compile_pattern(names) for reason, names in REFUSED.items()}
-_PURE: Final = _compile_pattern(PURE)
+_COMPILED: Final = {reason: _compile_wildcard_list(names) for reason, names in REFUSED.items()}
+_PURE: Final = _compile_wildcard_list(PURE)

@@ -64,8 +64,8 @@ def call_graph(
 def evaluate_recursively(
     rule: Callable[..., Steps[T]], *args: object, known_results: dict[tuple[Argument, ...], Argument] | None = None
 ) -> T:
-    """Evaluate a recursive rule with an explicit stack, since chains of operators in graphs exceed Python's recursion
-    limit. Each call is evaluated once; ``known_results`` caches results across evaluations."""
+    """Call a recursive function without Python's recursion limit, which long graphs exceed: ``rule`` is a generator
+    that yields a call (function, arguments) and is sent its result. ``known_results`` is a cache."""
     known_results = {} if known_results is None else known_results
     if (rule, *args) in known_results:
         return known_results[rule, *args]  # type: ignore[no-any-return]

@@ -27,9 +27,9 @@ def _identity(value: Argument) -> Argument:
 
 @frozen(eq=False)
 class Step:
-    """One call of a function: the slots of its positional arguments, the constant keyword arguments, the slots of the
-    other keyword arguments, the slot of the result, the slots to release afterwards, and the node ("" for a step that
-    builds a container)."""
+    """One call of a function by an `Interpreter`, which keeps values in a list of numbered slots: the slots of the
+    positional arguments, the constant keyword arguments, the slots of the other keyword arguments, the slot for the
+    result, the slots to release afterwards, and the node's name ("" for a step that builds a container)."""
 
     call: Callable[..., Argument]
     takes: tuple[int, ...]
@@ -42,8 +42,8 @@ class Step:
 
 @frozen(eq=False)
 class Interpreter:
-    """A graph of operators that can be called with its placeholders' values, in order. ``template``: the constants in
-    the slots after the inputs. ``returned``: the slot with the results."""
+    """A graph of operators that can be called with its placeholders' values, in order. Values are kept in slots: the
+    inputs first, then ``template`` (constants, and None for results). ``returned``: the slot of the graph's results."""
 
     count: int
     template: tuple[Argument, ...]
@@ -76,14 +76,15 @@ class Interpreter:
 
 
 def _slot_getter(indices: tuple[int, ...]) -> Callable[[list[Argument]], tuple[Argument, ...]]:
+    """Return a function that takes the list of slots and returns the values at these indices as a tuple."""
     if len(indices) > 1:
         return itemgetter(*indices)
     return (lambda slots: (slots[indices[0]],)) if indices else lambda slots: ()
 
 
 class Builder:
-    """Build an interpreter: add inputs first, then constants and calls in any order. A value has the name of its node.
-    ``replace`` returns the replacement for a constant argument, such as a device."""
+    """Build an interpreter: add inputs first, then constants and calls in any order, each by the name of its graph
+    node. ``replace`` returns the replacement for a constant argument, such as a device."""
 
     def __init__(self, inputs: Iterable[str], replace: ReplaceConstant = _identity) -> None:
         self.places = {name: place for place, name in enumerate(inputs)}
@@ -111,10 +112,12 @@ class Builder:
         return Interpreter(self.count, tuple(self.template), tuple(reversed(steps)), returned)
 
     def _new_slot(self, value: object) -> int:
+        """Add a slot with this initial value, and return its index."""
         self.template.append(value)
         return self.count + len(self.template) - 1
 
     def _step(self, call: Argument, args: Sequence[Argument], kwargs: Mapping[str, Argument], node: str = "") -> int:
+        """Add a step that calls the function ``call``, and return the slot of its result."""
         takes, named = tuple(map(self._slot_of, args)), {name: self._slot_of(arg) for name, arg in kwargs.items()}
         moving = tuple((name, place) for name, place in named.items() if place < self.count or place in self.made)
         fixed = {name: self.template[named[name] - self.count] for name in named.keys() - dict(moving).keys()}

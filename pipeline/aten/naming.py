@@ -27,6 +27,7 @@ def module_path_in(meta: Mapping[str, Any]) -> str:
 
 
 def _without_root(path: str) -> str:
+    """Return a module path without the prefix of the root module: ``encoder`` for ``L['self'].encoder``."""
     path = path.removeprefix("L['self'].").removeprefix("L['self']")
     return "" if path.startswith("_empty_nn_module") else path
 
@@ -39,7 +40,7 @@ def module_stack(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def module_meta(path: str, classes: Mapping[str, str]) -> dict[str, Any]:
-    """Return metadata as of a node that the module at ``path`` created; ``classes`` maps module paths to classes."""
+    """Return node metadata that names the module at ``path`` as the origin; ``classes``: module classes by path."""
     parts = path.split(".") if path else []
     paths = ["", *(".".join(parts[:i]) for i in range(1, len(parts) + 1))]
     return {"nn_module_stack": {each: (each, classes[each]) for each in paths if each in classes}}

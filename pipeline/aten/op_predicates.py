@@ -31,8 +31,8 @@ def moves_elements(node: torch.fx.Node) -> bool:
 
 
 def is_cheap(node: torch.fx.Node, *, include_creation: bool = False) -> bool:
-    """Return whether a node costs almost nothing: it moves elements, is elementwise, or creates a tensor (if
-    ``include_creation``)."""
+    """Return whether a node costs almost nothing: moves elements, is elementwise, or (``include_creation``) creates
+    some."""
     return moves_elements(node) or is_pointwise(node) or (include_creation and op_kind(node.target) is Kind.FILLS)
 
 

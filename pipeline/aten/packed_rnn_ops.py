@@ -42,7 +42,7 @@ def _run_packed_layer(
     params: Sequence[Tensor],
     *rest: Argument,
 ) -> tuple[Tensor, ...]:
-    """Run a recurrent layer on sequences that are packed for it; pad its output with 0, in the original order."""
+    """Pack padded sequences, run a recurrent layer on them, and return its output padded with 0, in the given order."""
     data, sizes, order = pack_rows(input, lengths)
     back = torch.argsort(order)
     states = [state.index_select(1, order) for state in ([hx] if isinstance(hx, Tensor) else hx)]
@@ -61,7 +61,7 @@ def _packed_layer_shapes(
 
 
 def _define_padded_operator(layer: Target) -> Target:
-    """Define and return the operator on padded rows that computes a layer's overload for packed sequences."""
+    """Define and return an operator that packs padded sequences for ``layer`` (``aten.lstm.data``) and runs it."""
     name, two = layer._schema.name.removeprefix("aten::"), layer is aten.lstm.data
     schema = f"({GIVEN}, {'Tensor[]' if two else 'Tensor'} hx, {ARGUMENTS}) -> (Tensor, Tensor{', Tensor' * two})"
     run = partial(_run_packed_layer, layer)

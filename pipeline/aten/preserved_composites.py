@@ -75,7 +75,7 @@ _library = torch.library.Library("pipeline", "DEF")
 
 
 def _define_stand_in(target: Target, shapes: Function) -> object:
-    """Define an operator with the same schema as ``target`` that torch does not decompose, and return it."""
+    """Define and return an operator with the schema of ``target``, to replace it where torch would decompose it."""
     name = target._schema.name.removeprefix("aten::")
     _library.define(re.sub(r"^aten::\w+(\.\w+)?", name, str(target._schema)))
     _library.impl(name, shapes, "Meta")

@@ -64,8 +64,7 @@ def expand_blocks(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> 
 
 
 def round_to_type(x: Tensor, type: str) -> Tensor:
-    """Round a float32 tensor to the nearest values of a quantized type: ties to even, saturating at the type's
-    range."""
+    """Round a float32 tensor to the nearest values of a quantized type: ties to even, clamped to the type's range."""
     kind = TYPES[type]
     if type == "fp4":
         return nearest_fp4_indices(x)
@@ -95,7 +94,7 @@ def codes_to_float32(codes: Tensor, type: str) -> Tensor:
 def pack(input: Tensor, type: str) -> Tensor:
     """Pack pairs of 4-bit values along the last dim into bytes, the first in the low bits; ValueError if too large."""
     if type == "int4" and bool(((input < -8) | (input > 7)).any()):
-        raise ValueError("a quantized weight is outside int4's range [-8, 7]; recompile the model with these weights")
+        raise ValueError("a quantized weight is outside int4's range [-8, 7]: compile again with the new weights")
     low, high = input[..., ::2].to(torch.uint8) & 15, input[..., 1::2].to(torch.uint8) & 15
     return low | (high << 4)
 
@@ -139,7 +138,7 @@ def fake_quantize_blocks(input: Tensor, scale: Tensor | None, type: str, size: i
 
 
 def block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
-    """Quantize blocks along the last dim; return the values and scales: E8M0, or E4M3 to be multiplied by ``scale``."""
+    """Quantize blocks along the last dim; return the quantized values and the blocks' scales (see `block_scales`)."""
     blocks = input.float().unflatten(-1, (-1, size))
     scales = block_scales(blocks.abs().amax(-1), scale, type)
     each = (scales.float() * (1.0 if scale is None else scale.float()))[..., None]
@@ -162,26 +161,26 @@ def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int])
     result = input.to(torch.int32) - expand_blocks(zero_point.to(torch.int32), input.shape, block)
     kind = TYPES[type]
     if bool(((result < kind.low) | (result > kind.high)).any()):
-        raise ValueError(f"a quantized value minus its zero point overflows {type}; recompile with these weights")
+        raise ValueError(f"a quantized weight minus its zero point overflows {type}: compile with the new weights")
     return result.to(torch.int8)
 
 
-def _fake_quantized(input: Tensor, scale: Tensor, type: str, *_: Argument) -> Tensor:
+def _quantize_fake(input: Tensor, scale: Tensor, type: str, *_: Argument) -> Tensor:
     return torch.empty_like(input, dtype=TYPES[type].codes)
 
 
-def _fake_dequantized(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _dequantize_fake(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
     shape = list(input.shape)
     if is_packed(input, type):
         shape[-1] = 2 * shape[-1]
     return input.new_empty(shape, dtype=dtype)
 
 
-def _fake_packed(input: Tensor, type: str) -> Tensor:
+def _pack_fake(input: Tensor, type: str) -> Tensor:
     return input.new_empty([*input.shape[:-1], input.shape[-1] // 2], dtype=torch.uint8)
 
 
-def _fake_block_codes(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
+def _block_codes_fake(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
     kind = torch.float8_e8m0fnu if scale is None else torch.float8_e4m3fn
     scales = input.new_empty([*input.shape[:-1], input.shape[-1] // size], dtype=kind)
     return torch.empty_like(input, dtype=TYPES[type].codes), scales
@@ -191,19 +190,19 @@ def _fake_like_input(input: Tensor, *_: Argument) -> Tensor:
     return torch.empty_like(input)
 
 
-def _fake_centered(input: Tensor, *_: Argument) -> Tensor:
+def _centered_fake(input: Tensor, *_: Argument) -> Tensor:
     return torch.empty_like(input, dtype=torch.int8)
 
 
 _library = torch.library.Library("pipeline", "FRAGMENT")
 for _meaning, _fake, _schema in (
-    (quantize, _fake_quantized, "(Tensor input, Tensor scale, str type, int[] block, bool reciprocal=False) -> Tensor"),
-    (dequantize, _fake_dequantized, "(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor"),
+    (quantize, _quantize_fake, "(Tensor input, Tensor scale, str type, int[] block, bool reciprocal=False) -> Tensor"),
+    (dequantize, _dequantize_fake, "(Tensor input, Tensor scale, str type, int[] block, ScalarType dtype) -> Tensor"),
     (fake_quantize, _fake_like_input, "(Tensor input, Tensor scale, str type, int[] block) -> Tensor"),
     (fake_quantize_blocks, _fake_like_input, "(Tensor input, Tensor? scale, str type, int size) -> Tensor"),
-    (block_codes, _fake_block_codes, "(Tensor input, Tensor? scale, str type, int size) -> (Tensor, Tensor)"),
-    (centered, _fake_centered, "(Tensor input, Tensor zero_point, str type, int[] block) -> Tensor"),
-    (pack, _fake_packed, "(Tensor input, str type) -> Tensor"),
+    (block_codes, _block_codes_fake, "(Tensor input, Tensor? scale, str type, int size) -> (Tensor, Tensor)"),
+    (centered, _centered_fake, "(Tensor input, Tensor zero_point, str type, int[] block) -> Tensor"),
+    (pack, _pack_fake, "(Tensor input, str type) -> Tensor"),
 ):
     _name = _meaning.__name__
     _library.define(f"{_name}{_schema}")

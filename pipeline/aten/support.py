@@ -40,7 +40,8 @@ def must_be(kind: type) -> Callable[[Any, Any, Any], None]:
     return check
 
 
-def _check_callable(_: object, field: Any, value: Argument) -> None:
+def _must_be_function(_: object, field: Any, value: Argument) -> None:
+    """Raise a TypeError unless a field is callable (an attrs validator); None is allowed if it is the default."""
     if not callable(value) and not (value is None and field.default is None):
         raise TypeError(f"{field.name} must be a function, got {value!r}")
 
@@ -71,8 +72,8 @@ class ConverterSupport:
         result is data-dependent.
     """
 
-    converter_implementation: Implementation = attrs.field(validator=_check_callable)
-    capability_validator: Validator | None = attrs.field(default=None, validator=_check_callable)
+    converter_implementation: Implementation = attrs.field(validator=_must_be_function)
+    capability_validator: Validator | None = attrs.field(default=None, validator=_must_be_function)
     supports_dynamic_shapes: bool = attrs.field(default=False, validator=must_be(bool))
     requires_output_allocator: bool = attrs.field(default=False, validator=must_be(bool))
 

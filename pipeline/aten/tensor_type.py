@@ -15,8 +15,7 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 @frozen
 class TensorType:
-    """The type of a tensor: its dtype, its sizes (ints or expressions over the program's symbols), and its device
-    type."""
+    """A tensor's dtype, its sizes (ints, or expressions over the program's symbols), and its device type."""
 
     dtype: torch.dtype
     shape: tuple[int | sympy.Expr, ...]

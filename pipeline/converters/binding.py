@@ -35,11 +35,11 @@ def converts(
 
     The function receives the operator's arguments, with defaults filled in, by their names in the schema (`self` as
     `input`): those for which it has parameters, or all as `*operands`. A parameter that is not in the schema needs a
-    default. A mapping assigns each operator a value, its row, passed after the `Net`. The declared and returned
-    function has the public signature `(ctx, target, args, kwargs, name)`.
+    default. Operators that share a function can be given as a mapping to values: the function receives its operator's
+    value after the `Net`. The declared and returned function is called with `(ctx, target, args, kwargs, name)`.
 
     Args:
-        targets: operators, Python functions such as `operator.getitem`, or mappings from those to rows.
+        targets: operators, Python functions such as `operator.getitem`, or mappings from those to values.
         validator: `(node, settings) -> bool | Rejection`; None accepts every node.
         requires_output_allocator: whether the shape of a result depends on data.
 
@@ -65,7 +65,7 @@ def converts(
 
 
 def _adapt_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -> Converter:
-    """Wrap a function with named arguments as a converter `(ctx, target, args, kwargs, name)`; compute indices once."""
+    """Wrap a function with named arguments as a converter, which is called with `(ctx, target, args, kwargs, name)`."""
     known = {target: _argument_positions(function, target, len(row)) for target, row in rows.items()}
 
     @wraps(function)
@@ -80,7 +80,7 @@ def _adapt_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -
 
 
 def _argument_positions(function: Converter, target: Any, row_length: int) -> Places:
-    """Return the parameters' indices among the operator's arguments, without the `Net` and the row's parameters."""
+    """Return each parameter's name and its index in the operator's arguments, and whether there is an `*operands`."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return (), True
@@ -91,7 +91,7 @@ def _argument_positions(function: Converter, target: Any, row_length: int) -> Pl
         has = ", ".join(names) or "none"
         raise TypeError(
             f"{function.__qualname__} takes {', '.join(unknown)}, which {qualified_name(target)} does not have "
-            f"among its arguments ({has}): use the argument's name in the schema, or give it a default"
+            f"among its arguments ({has}): name the parameter like one of these, or give it a default"
         )
     return tuple((p.name, names.index(p.name)) for p in wanted if p.name in names), False
 
@@ -115,6 +115,6 @@ def rows_by_operator(table: Mapping[tuple[Any, ...], Iterable[Target]]) -> dict[
 
 
 def call_block(net: Net, block_and_arguments: Sequence[Any], operands: Sequence[Value]) -> ITensor:
-    """Call a building block with its own first arguments, then the operands; cast the result to the node's dtype."""
+    """Call a function, given with its first arguments, on the operands; cast its result to the node's dtype."""
     block, *operation = block_and_arguments
     return cast_to_result(net, block(net, *operation, *operands))

@@ -48,6 +48,7 @@ def check_collective(node: Node, settings: CompilationSettings) -> bool | Reject
 
 
 def _check_limits_of_layer(node: Node) -> bool | Rejection:
+    """Check a collective's dtype, reduction and rank, and that only one wait_tensor reads its result."""
     given, *others = bind(node.target, node.args, node.kwargs)
     value, reduction = given.meta["val"], "sum" if node.target is ALL_GATHER else str(others[0]).lower()
     if value.dtype not in DTYPES:
@@ -57,7 +58,7 @@ def _check_limits_of_layer(node: Node) -> bool | Rejection:
     if value.dim() == 0 and node.target is not ALL_REDUCE:
         return Rejection("TensorRT gathers and scatters along the first dim, which a 0-d tensor does not have")
     if [user.target for user in node.users] != [WAIT]:
-        return Rejection("the model reads the result before wait_tensor, or waits twice, which an engine cannot do")
+        return Rejection("an engine needs exactly one wait_tensor per collective, and no other reader of its result")
     return True
 
 
@@ -93,5 +94,5 @@ def wait_tensor(net: Net, tensor: Value) -> Value:
     """wait_tensor(Tensor tensor) -> Tensor"""
     source = net.node.args[0]
     if not isinstance(source, Node) or source.name not in net.ctx.inside:
-        raise NetworkError(f"wait_tensor is in an engine, but not its collective {source}: put both into one engine")
+        raise NetworkError(f"wait_tensor is in an engine, but its collective {source} is not: put both into one engine")
     return tensor

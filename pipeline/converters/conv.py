@@ -49,8 +49,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> ITensor:
-    """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation,
-    bool transposed, SymInt[] output_padding, SymInt groups) -> Tensor"""
+    """convolution(Tensor input, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, …) -> Tensor"""
     common: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     if transposed:
         return impl.deconvolution(net, input, weight, bias, output_padding=output_padding, **common)

@@ -81,7 +81,7 @@ def arange(net: Net, start: Size = 0, step: Size = 1) -> ITensor:
 def check_dropout(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """Dropout must be off (train=False or p=0), since only PyTorch draws the same random numbers as eager."""
     train, p = argument(node, "train"), argument(node, "p")
-    return train is False or p == 0 or Rejection("dropout samples random numbers in PyTorch", "call model.eval() first")
+    return train is False or p == 0 or Rejection("dropout is on, which needs PyTorch's RNG", "call model.eval() first")
 
 
 @converts(aten.native_dropout.default, validator=check_dropout)

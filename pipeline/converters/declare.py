@@ -69,7 +69,7 @@ def _check_converter(function: object) -> None:
 
 
 def declarations_of(function: object) -> tuple[Declaration, ...]:
-    """Return a converter's declarations; those that `functools.wraps` copied from another function name this one."""
+    """Return a converter's declarations; those that `functools.wraps` copied to it get this function as converter."""
     if not callable(function) or (carried := records_of(function, ATTRIBUTE)) is None:
         raise TypeError(f"{function!r} is not a converter: decorate it with @dynamo_tensorrt_converter(target)")
     return tuple(declaration.with_function(function) for declaration in carried)
@@ -128,6 +128,7 @@ def targets_of_key(key: object) -> tuple[Target, ...]:
 
 
 def _only_functional_overload(packet: OpOverloadPacket[..., Any]) -> OpOverload[..., Any]:
+    """Return the only overload of a packet, or of two overloads the one that is not ``out``; else raise a TypeError."""
     overloads = packet.overloads()
     chosen = [name for name in overloads if name != "out"] if len(overloads) == 2 else overloads
     if len(chosen) != 1:
@@ -142,7 +143,7 @@ def attach(function: F, attribute: str, records: tuple[Any, ...]) -> F:
     try:
         setattr(function, attribute, (records_of(function, attribute) or ()) + records)
     except (AttributeError, TypeError) as error:
-        raise TypeError(f"{function!r} cannot be declared, as it has no writable attributes: use a function") from error
+        raise TypeError(f"{function!r} cannot be declared: attributes cannot be set on it; use a function") from error
     return function
 
 
@@ -166,6 +167,7 @@ def collect(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[
 
 
 def _objects_in_module(module: ModuleType) -> Iterator[Any]:
+    """Yield the values of a module's globals, and in place of lists, tuples and dicts their elements."""
     for name, value in list(vars(module).items()):
         if isinstance(value, dict) and not name.startswith("__"):
             value = [*value.values()]

@@ -113,25 +113,27 @@ def select_decompositions(
             "add your own with decompositions=pipeline.DECOMPOSITIONS.register(…)"
         )
     for key in left:
-        if not any(op in decompositions or _torch_decomposes(op) for op in _functional_overloads(key)):
+        if not any(op in decompositions or _has_torch_decomposition(op) for op in _functional_overloads(key)):
             why = "neither pipeline nor torch has a decomposition of this operator"
             warn(f"{key} in torch_disabled_decompositions has no effect: {why}", UnreachedWarning)
     theirs = DecompositionTable({op: torch._decomp.decomposition_table[op] for op in on if op not in decompositions})
     return theirs | decompositions, off
 
 
-def _torch_decomposes(op: Op) -> bool:
+def _has_torch_decomposition(op: Op) -> bool:
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     return composite or op in torch._decomp.decomposition_table
 
 
 def _as_collection(ops: Iterable[Any] | None, kind: str) -> tuple[Any, ...]:
+    """Return the operators in the setting ``torch_<kind>_decompositions``; raise a TypeError if it is no collection."""
     if isinstance(ops, str | bytes | OpOverload | OpOverloadPacket) or not isinstance(ops, Iterable | None):
         raise TypeError(f"torch_{kind}_decompositions is {ops!r}: expected a collection of operators, such as a set")
     return tuple(ops or ())
 
 
 def _all_functional_overloads(keys: Iterable[Any]) -> frozenset[Op]:
+    """Return the operators that the keys name; for a packet, its overloads that mutate nothing."""
     return frozenset(op for key in keys for op in _functional_overloads(key))
 
 

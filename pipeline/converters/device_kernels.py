@@ -51,11 +51,12 @@ def _convolve_by_aten(
     return result
 
 
-def _depthwise_convolution(self: Tensor, **arguments: Any) -> Tensor:
+def _decompose_depthwise_convolution(self: Tensor, **arguments: Any) -> Tensor:
     return _convolve_by_aten(self, **arguments, groups=self.shape[1])
 
 
 def _convolve_add_relu(z: Tensor, alpha: float | None, **convolution_arguments: Any) -> Tensor:
+    """Return ``relu(convolution + alpha * z)``, which cuDNN computes in one kernel."""
     return torch.relu(_convolve_by_aten(**convolution_arguments) + z * (1 if alpha is None else alpha))
 
 
@@ -66,8 +67,8 @@ CONVOLUTIONS: Final[dict[str, Callable[..., Any]]] = {
     "cudnn_convolution_relu": lambda **given: torch.relu(_convolve_by_aten(**given)),
     "cudnn_convolution_add_relu": _convolve_add_relu,
     "cudnn_convolution_transpose": partial(_convolve_by_aten, transposed=True),
-    "_conv_depthwise2d": _depthwise_convolution,
-    "conv_depthwise3d": _depthwise_convolution,
+    "_conv_depthwise2d": _decompose_depthwise_convolution,
+    "conv_depthwise3d": _decompose_depthwise_convolution,
     "slow_conv_dilated2d": _convolve_by_aten,
     "slow_conv_dilated3d": _convolve_by_aten,
     "slow_conv_transpose2d": partial(_convolve_by_aten, transposed=True),
@@ -124,18 +125,20 @@ def _sum_without_none(*gates: Tensor | None) -> Tensor:
     return sum(rest, first)
 
 
-def _lstm_cell(
+def _decompose_lstm_cell(
     input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Decompose a fused LSTM cell: return its next hidden state, its next cell state, and the activated gates."""
     i, f, g, o = _sum_without_none(input_gates, input_bias, hidden_gates, hidden_bias).chunk(4, 1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     cy = f * cx + i * g
     return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
 
 
-def _gru_cell(
+def _decompose_gru_cell(
     input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Tensor | None, hidden_bias: Tensor | None
 ) -> tuple[Tensor, None]:
+    """Decompose a fused GRU cell: return its next hidden state, and None for what only a backward pass reads."""
     r, z, n = _sum_without_none(input_gates, input_bias).chunk(3, 1)
     hr, hz, hn = _sum_without_none(hidden_gates, hidden_bias).chunk(3, 1)
     r, z = (r + hr).sigmoid(), (z + hz).sigmoid()
@@ -147,12 +150,12 @@ def _lstm_step(
     input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Opt, b_hh: Opt
 ) -> tuple[Tensor, Tensor]:
     linear = torch.nn.functional.linear
-    return _lstm_cell(linear(input, w_ih, b_ih), linear(hx[0], w_hh, b_hh), hx[1], None, None)[:2]
+    return _decompose_lstm_cell(linear(input, w_ih, b_ih), linear(hx[0], w_hh, b_hh), hx[1], None, None)[:2]
 
 
 def _gru_step(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Opt, b_hh: Opt) -> Tensor:
     linear = torch.nn.functional.linear
-    return _gru_cell(linear(input, w_ih, b_ih), linear(hx, w_hh, b_hh), hx, None, None)[0]
+    return _decompose_gru_cell(linear(input, w_ih, b_ih), linear(hx, w_hh, b_hh), hx, None, None)[0]
 
 
 OTHERS: Final[dict[str, Callable[..., Any]]] = {
@@ -160,8 +163,8 @@ OTHERS: Final[dict[str, Callable[..., Any]]] = {
     "gru_cell": _gru_step,
     "_batch_norm_no_update": _batch_norm_with_fixed_statistics,
     "_cudnn_rnn": _cudnn_recurrent_layer,
-    "_thnn_fused_lstm_cell": _lstm_cell,
-    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_lstm_cell": _decompose_lstm_cell,
+    "_thnn_fused_gru_cell": _decompose_gru_cell,
     "_weight_int8pack_mm": lambda self, mat2, scales: torch.mm(self, mat2.to(self.dtype).t()) * scales,
     "cudnn_grid_sampler": lambda self, grid: aten.grid_sampler(self, grid, 0, 0, True),
     "cudnn_affine_grid_generator": lambda theta, **size: aten.affine_grid_generator(theta, list(size.values()), True),
@@ -182,6 +185,7 @@ def _attention_and_logsumexp(
 
 
 def _log_sum_exp(query: Tensor, key: Tensor, bias: Tensor | None, scale: float | None) -> Tensor:
+    """Return the log-sum-exp of the attention scores of each query over all keys, in float32."""
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if query.shape[1] != key.shape[1]:
         key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
@@ -201,6 +205,7 @@ def _window_mask(query: Tensor, key: Tensor, query_offset: Any, left: int | None
 
 
 def _apply_window_to_bias(query: Tensor, bias: Tensor | None, window: Tensor | None) -> Tensor | None:
+    """Mask an attention bias outside of a window of keys (a bool mask); either may be None."""
     if bias is None or window is None:
         return window if bias is None else bias
     return bias & window if bias.dtype == torch.bool else torch.where(window, bias, -math.inf).to(query.dtype)
@@ -220,12 +225,12 @@ def _like_flash_kernel(
     return _attention_and_logsumexp(query, key, value, window, causal and square, scale)
 
 
-def _flash_attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, **_: Any) -> Any:
+def _decompose_flash(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, **_: Any) -> Any:
     result, sums = _like_flash_kernel(query, key, value, is_causal, scale)
     return result, sums, *(None,) * 2, query.shape[2], key.shape[2], *(None,) * 3
 
 
-def _cpu_flash_attention(
+def _decompose_cpu_flash_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Opt, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     return _attention_and_logsumexp(query, key, value, attn_mask, is_causal, scale)
@@ -248,11 +253,11 @@ def _like_efficient_kernel(
     return result, torch.nn.functional.pad(sums, (0, -length % 32), value=math.inf)
 
 
-def _efficient_attention(attn_bias: Opt, is_causal: bool, **arguments: Any) -> tuple[Tensor | None, ...]:
+def _decompose_efficient_attention(attn_bias: Opt, is_causal: bool, **arguments: Any) -> tuple[Tensor | None, ...]:
     return *_like_efficient_kernel(bias=attn_bias, causal=is_causal, **arguments), None, None
 
 
-def _overrideable_attention(
+def _decompose_overrideable_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, is_causal: bool, scale: float | None, **_: Any
 ) -> Any:
     if query.dim() != 4:
@@ -261,12 +266,12 @@ def _overrideable_attention(
     return result, sums, *(None,) * 2, query.shape[2], key.shape[2], *(None,) * 3
 
 
-def _cudnn_attention(**arguments: Any) -> Any:
-    result, sums, *sizes = _overrideable_attention(**arguments)
+def _decompose_cudnn_attention(**arguments: Any) -> Any:
+    result, sums, *sizes = _decompose_overrideable_attention(**arguments)
     return result, sums[..., None], *sizes
 
 
-def _flash_forward_operator(
+def _decompose_flash_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -288,7 +293,7 @@ def _flash_forward_operator(
     return result.transpose(1, 2), sums, None, None, None
 
 
-def _efficient_forward_operator(
+def _decompose_efficient_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -319,13 +324,13 @@ IGNORED: Final = {"max_q", "max_k", "max_seqlen_q", "max_seqlen_k", "return_debu
 """Arguments without effect on the result. A call that sets others (for batched lengths) is not decomposed."""
 
 ATTENTIONS: Final[dict[str, Callable[..., Any]]] = {
-    "_scaled_dot_product_flash_attention": _flash_attention,
-    "_scaled_dot_product_flash_attention_for_cpu": _cpu_flash_attention,
-    "_scaled_dot_product_efficient_attention": _efficient_attention,
-    "_scaled_dot_product_cudnn_attention": _cudnn_attention,
-    "_scaled_dot_product_fused_attention_overrideable": _overrideable_attention,
-    "_flash_attention_forward": _flash_forward_operator,
-    "_efficient_attention_forward": _efficient_forward_operator,
+    "_scaled_dot_product_flash_attention": _decompose_flash,
+    "_scaled_dot_product_flash_attention_for_cpu": _decompose_cpu_flash_attention,
+    "_scaled_dot_product_efficient_attention": _decompose_efficient_attention,
+    "_scaled_dot_product_cudnn_attention": _decompose_cudnn_attention,
+    "_scaled_dot_product_fused_attention_overrideable": _decompose_overrideable_attention,
+    "_flash_attention_forward": _decompose_flash_forward,
+    "_efficient_attention_forward": _decompose_efficient_forward,
 }
 """For each backend's attention operator, a function that computes it as scaled dot product attention, with the
 log-sum-exp; results that only a backward pass reads are None."""

@@ -80,7 +80,7 @@ def wrap_to_uint8(net: Net, operands: Sequence[Value]) -> Sequence[Value]:
 
 @converts(rows_by_operator(TABLE), rows_by_operator(SHIFTS))
 def binary(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Convert an elementwise operator: call its building block in `TABLE` or `SHIFTS` with the operator's arguments."""
+    """Convert an elementwise operator by its function and arguments in the tables `TABLE` and `SHIFTS`."""
     return call_block(net, block_and_arguments, wrap_to_uint8(net, operands))
 
 
@@ -109,10 +109,10 @@ def check_bitwise(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
     value = node.meta["val"]
     if value.dtype == torch.bool or value.dim() < 8 or elementwise_bits.is_low_mask(node.args[1]):
         return True
-    return Rejection(f"bit operations on rank {value.dim()} need one more dim, and TensorRT supports at most 8 dims")
+    return Rejection(f"rank {value.dim()}: bit operations need one more dim, and TensorRT supports at most 8 dims")
 
 
 @converts(rows_by_operator(BITWISE), validator=check_bitwise)
 def bitwise(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
-    """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor"""
+    """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor; also bitwise_or and bitwise_xor"""
     return call_block(net, block_and_arguments, operands)

@@ -30,8 +30,7 @@ INTEGERS = (torch.int32, torch.int64)
 
 @converts(aten.embedding.default)
 def embedding(net: Net, weight: Value, indices: Value) -> ITensor:
-    """embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False)
-    -> Tensor"""
+    """embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, …) -> Tensor"""
     return _embedding.embedding(net, weight, indices)
 
 
@@ -39,7 +38,7 @@ def _check_embedding_bag(node: torch.fx.Node, settings: CompilationSettings) -> 
     """Only the first result may be read; bags times indices times columns must be at most 2**31 - 1."""
     for user in node.users:
         if user.target is not operator.getitem or user.args[1] != 0:
-            return Rejection(f"{user.name} reads an output for gradients, and an engine computes the first output only")
+            return Rejection(f"{user.name} reads an output for gradients, and an engine computes only the bags")
     weight, indices = argument(node, "weight").meta["val"], argument(node, "indices").meta["val"]
     if indices.dim() != 1:
         return Rejection(f"the indices have rank {indices.dim()}; the converter supports rank 1, with offsets")
@@ -126,7 +125,7 @@ def _check_index_put(node: torch.fx.Node, settings: CompilationSettings) -> bool
     if not argument(node, "accumulate"):
         return True
     if x.dim() - len(tensors) > 6:
-        return Rejection("index_put with accumulate needs rank 9 here, and TensorRT supports 8", "flatten two dims")
+        return Rejection("accumulating needs a tensor of rank 9, and TensorRT supports rank 8", "flatten two dims")
     return check_comparison_size(*x.shape, *torch.broadcast_shapes(*(t.shape for _, t in tensors)))
 
 
@@ -149,7 +148,7 @@ def index_put(net: Net, input: Value, indices: Sequence[Value | None], values: V
 
 @converts({aten.tril.default: True, aten.triu.default: False})
 def triangle(net: Net, lower: bool, input: Value, diagonal: int) -> ITensor:
-    """tril(Tensor self, SymInt diagonal=0) -> Tensor"""
+    """tril(Tensor self, SymInt diagonal=0) -> Tensor; triu if ``lower`` is False"""
     return index_masks.triangle(net, base.tensor(net, input), diagonal, lower)
 
 

@@ -95,6 +95,7 @@ def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = Fa
 
 @register_torch_trt_decomposition(aten._linalg_det.default)
 def det(A: Tensor) -> object:  # noqa: N803
+    """Return the determinants of matrices, and None for the LU factors and pivots, which only gradients need."""
     if _is_too_large_to_decompose(A):
         return NotImplemented
     pivots, order, _ = _eliminate_by_gauss_jordan(A)
@@ -103,6 +104,7 @@ def det(A: Tensor) -> object:  # noqa: N803
 
 @register_torch_trt_decomposition(aten._linalg_slogdet.default)
 def slogdet(A: Tensor) -> object:  # noqa: N803
+    """Return sign and log magnitude of the determinants, and None for the LU factors and pivots (for gradients)."""
     if _is_too_large_to_decompose(A):
         return NotImplemented
     pivots, order, _ = _eliminate_by_gauss_jordan(A)

@@ -153,7 +153,7 @@ class BoundRegistry(Lookup):
     candidates: Candidates = attrs.field(init=False)
 
     @candidates.default
-    def _registry_candidates(self) -> Candidates:
+    def _default_candidates(self) -> Candidates:
         return self.registry.candidates
 
     def __repr__(self) -> str:
@@ -187,8 +187,8 @@ def find_rejection(support: ConverterSupport, node: Node, settings: CompilationS
     if verdict is not None or CAPABILITIES.nonzero or not support.requires_output_allocator:
         return verdict
     return Rejection(
-        f"the result has a data-dependent size, for which the converter {support.name} needs an output allocator, and "
-        f"{CAPABILITIES.flavour} has no layers with such sizes"
+        f"the result of the converter {support.name} has a data-dependent size, and {CAPABILITIES.flavour} has "
+        "no layers whose results have such sizes"
     )
 
 
@@ -203,6 +203,7 @@ def reject_dynamic_sizes(
 
 
 def _call_validator(support: ConverterSupport, node: Node, settings: CompilationSettings) -> Rejection | None:
+    """Return the reason why a converter's validator rejects a node; None if it accepts the node."""
     validator = support.capability_validator
     assert validator is not None
     name = function_name(validator)
@@ -219,7 +220,7 @@ def _call_validator(support: ConverterSupport, node: Node, settings: Compilation
             "as pipeline.Rejection(reason, hint)"
         )
     if isinstance(verdict, _SYMBOLIC):  # its truth value would add a guard on the graph's shapes
-        return Rejection(f"the validator {name} returned a condition on symbolic dims, which must be a bool: {verdict}")
+        return Rejection(f"the validator {name} returned the symbolic condition {verdict}: expected a bool")
     return None if verdict else Rejection(f"the validator {name} rejects this call", validator_summary(validator))
 
 

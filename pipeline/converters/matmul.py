@@ -42,7 +42,8 @@ def matmul(net: Net, *factors: Value) -> ITensor:
 
 
 def _separate_transposed_operands(net: Net, factors: Sequence[Value], first_position: int = 0) -> list[Value]:
-    """Return a matmul's operands, the transposed ones behind a barrier; ``first_position`` is the first's position."""
+    """Return a matmul's operands, with a barrier against fusion after each transposed one. ``first_position``: the
+    index of the first operand among the node's arguments."""
     node = net.node
     if node is None or op_kind(node.target) is not Kind.MULTIPLIES:
         return [*factors]
@@ -100,12 +101,11 @@ def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any
     b = _as_matrices(b, right, batch, inner, columns, sizes)
     product = torch.matmul(a, b) if inner else a * b
     product = product.reshape([sizes[x] for x in (*batch, *rows, *columns)])
-    return _permute_to(product, (*batch, *rows, *columns), out)
+    return _permute_by_letters(product, (*batch, *rows, *columns), out)
 
 
 def _parse_equation(equation: str, ranks: Sequence[int]) -> tuple[tuple[Letters, Letters], Letters] | None:
-    """Parse an einsum equation: the dim letters of both operands and of the result; dims of ``...`` get unique
-    names."""
+    """Parse an einsum equation to the dim letters of both operands and of the result; None if it is unsupported."""
     inputs, arrow, result = equation.replace(" ", "").partition("->")
     operands = inputs.split(",")
     if len(operands) != 2 or len(ranks) != 2:
@@ -142,14 +142,15 @@ def _as_matrices(
     x: Tensor, letters: Letters, batch: Letters, rows: Letters, columns: Letters, sizes: dict[str, Any]
 ) -> Tensor:
     """Permute and reshape a tensor to [*batch, rows, columns]: rows and columns are flattened dims, or of size 1."""
-    x = _permute_to(x, letters, (*batch, *rows, *columns))
+    x = _permute_by_letters(x, letters, (*batch, *rows, *columns))
     if len(rows) == len(columns) == 1:
         return x
     flat = (math.prod(sizes[letter] for letter in group) for group in (rows, columns))
     return x.reshape([*(sizes[letter] for letter in batch), *flat])
 
 
-def _permute_to(x: Tensor, letters: Letters, order: Letters) -> Tensor:
+def _permute_by_letters(x: Tensor, letters: Letters, order: Letters) -> Tensor:
+    """Permute a tensor whose dims have these letters, as in an einsum equation, to another order of the letters."""
     return x if letters == order else x.permute([letters.index(letter) for letter in order])
 
 

@@ -69,8 +69,7 @@ def group_norm(
 def batch_norm_without_running_statistics(
     net: Net, input: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[ITensor | None, ...]:
-    """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, bool training, float momentum,
-    float eps) -> (Tensor, Tensor, Tensor)"""
+    """_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, …) -> (Tensor, Tensor, Tensor)"""
     input = base.tensor(net, input)
     axes = [0, *range(2, base.rank(input))]
     result = impl.channel_norm(net, input, axes, weight, bias, eps)
@@ -86,8 +85,7 @@ def check_statistics(node: torch.fx.Node, settings: CompilationSettings) -> bool
 
 @converts(aten.instance_norm.default, validator=check_statistics)
 def instance_norm(net: Net, input: Value, weight: Value | None, bias: Value | None, eps: float) -> ITensor:
-    """instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var,
-    bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor"""
+    """instance_norm(Tensor input, Tensor? weight, Tensor? bias, …) -> Tensor"""
     input = base.tensor(net, input)
     return impl.channel_norm(net, input, range(2, base.rank(input)), weight, bias, eps)
 

@@ -91,8 +91,7 @@ def _check_max_pool(node: torch.fx.Node, settings: CompilationSettings) -> bool 
 
 @converts(MAX, validator=_check_max_pool)
 def max_pool(net: Net, rank: int, input: Value) -> ITensor:
-    """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1,
-    bool ceil_mode=False) -> Tensor"""
+    """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], …) -> Tensor; also for 1 and 3 dims (``rank``)"""
     windows, x = _pool_windows(net.node, rank), base.tensor(net, input)
     if indices_are_read(net.node):
         return gather_argmax(net, x, windows.positions(), [s or 0 for s in windows.sizes])
@@ -133,8 +132,7 @@ def _check_average_pool(node: torch.fx.Node, settings: CompilationSettings) -> b
 def avg_pool(
     net: Net, rank: int, input: Value, count_include_pad: bool, divisor_override: int | None = None
 ) -> ITensor:
-    """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False,
-    bool count_include_pad=True, int? divisor_override=None) -> Tensor"""
+    """avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], …) -> Tensor; also for 1 and 3 dims (``rank``)"""
     x, windows = base.tensor(net, input), _pool_windows(net.node, rank)
     if windows.rounds_up and _has_single_window(net.node, windows):
         wide = base.cast(net, x, torch.float32)
@@ -154,7 +152,7 @@ Sizes = tuple[list[Any], list[Any]]
 """The sizes of the pooled dims of the input, and of the result, as ints or expressions."""
 
 
-def _pooled_sizes(node: torch.fx.Node, rank: int) -> Sizes:
+def _input_and_result_sizes(node: torch.fx.Node, rank: int) -> Sizes:
     before = argument(node, "self").meta["val"].shape[-rank:]
     return [expression(s) for s in before], [expression(s) for s in _first_fake_result(node).shape[-rank:]]
 
@@ -162,7 +160,7 @@ def _pooled_sizes(node: torch.fx.Node, rank: int) -> Sizes:
 def check_pooled_dims(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """A dynamic dim must be pooled to size 1 or keep its size, and no indices of it can be returned."""
     x, rank = argument(node, "self").meta["val"], RANKS[node.target]
-    for dim, (before, after) in enumerate(zip(*_pooled_sizes(node, rank), strict=True), x.dim() - rank):
+    for dim, (before, after) in enumerate(zip(*_input_and_result_sizes(node, rank), strict=True), x.dim() - rank):
         if before != after and after != 1 and not (isinstance(before, int) and isinstance(after, int)):
             return Rejection(f"dim {dim} of the input is {before}; adaptive pooling to {after} needs a static size")
         if not isinstance(before, int) and indices_are_read(node):
@@ -175,7 +173,8 @@ def _windows_per_dim(input_sizes: Sequence[Any], result_sizes: Sequence[Any]) ->
     return [None if b == a else adaptive_positions(b, a) for b, a in zip(input_sizes, result_sizes, strict=True)]
 
 
-def _is_single_window(input_sizes: Sequence[Any], result_sizes: Sequence[Any]) -> bool:
+def _reduces_or_keeps_each_dim(input_sizes: Sequence[Any], result_sizes: Sequence[Any]) -> bool:
+    """Return whether each dim is pooled to size 1 or keeps its size."""
     return all(a in (1, b) for b, a in zip(input_sizes, result_sizes, strict=True))
 
 
@@ -214,8 +213,8 @@ def _reduce_dynamic_dims(net: Net, x: ITensor, operation: trt.ReduceOperation, s
 @converts(ADAPTIVE_AVERAGE, validator=check_pooled_dims)
 def adaptive_avg_pool(net: Net, rank: int, input: Value) -> ITensor:
     """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
-    x, sizes = base.tensor(net, input), _pooled_sizes(net.node, rank)
-    if _is_single_window(*sizes):
+    x, sizes = base.tensor(net, input), _input_and_result_sizes(net.node, rank)
+    if _reduces_or_keeps_each_dim(*sizes):
         return _reduce_whole_dims(net, x, trt.ReduceOperation.AVG, sizes)
     if (windows := _equal_windows(*sizes)) is not None:
         return pool.avg_pool(net, x, windows, False, None)
@@ -227,11 +226,11 @@ def adaptive_avg_pool(net: Net, rank: int, input: Value) -> ITensor:
 @converts(ADAPTIVE_MAX, validator=check_pooled_dims)
 def adaptive_max_pool(net: Net, rank: int, input: Value) -> tuple[ITensor, ITensor | None]:
     """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
-    x, sizes = base.tensor(net, input), _pooled_sizes(net.node, rank)
+    x, sizes = base.tensor(net, input), _input_and_result_sizes(net.node, rank)
     if indices_are_read(net.node):
         places = [adaptive_positions(b, a) for b, a in zip(*sizes, strict=True)]
         return gather_argmax(net, x, places, sizes[0])
-    if _is_single_window(*sizes):
+    if _reduces_or_keeps_each_dim(*sizes):
         return _reduce_whole_dims(net, x, trt.ReduceOperation.MAX, sizes), None
     if (windows := _equal_windows(*sizes)) is not None and base.dtype_of(x).is_floating_point:
         return pool.max_pool(net, x, windows), None

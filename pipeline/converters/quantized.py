@@ -41,7 +41,7 @@ def check_dequantize(node: torch.fx.Node, settings: CompilationSettings) -> bool
     """Quantized values must be constants, as TensorRT-RTX passes none between layers; blocks must divide the dims."""
     codes, scale = argument(node, "input"), argument(node, "scale")
     if isinstance(codes, torch.fx.Node) and codes.op != "placeholder":
-        return Rejection("the quantized values are computed at run time; TensorRT-RTX needs constants or fake_quantize")
+        return Rejection("the quantized values are computed, but TensorRT-RTX needs constants: use fake_quantize")
     type, shape, block = argument(node, "type"), node.meta["val"].shape, argument(node, "block")
     if TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type):
         return Rejection(f"a row has an odd number of {type} values, and TensorRT stores two in each byte")
@@ -49,10 +49,10 @@ def check_dequantize(node: torch.fx.Node, settings: CompilationSettings) -> bool
     for dim, (size, each) in enumerate(zip(shape, block, strict=True)):
         if len(sizes) and each > 1 and size % each:
             return Rejection(f"the block size {each} does not divide dim {dim} of the weight, {size}")
-    return _check_result_dtype(node) and check_quantization_support(node, settings)
+    return _check_quantizable_dtype(node) and check_quantization_support(node, settings)
 
 
-def _check_result_dtype(node: torch.fx.Node) -> bool | Rejection:
+def _check_quantizable_dtype(node: torch.fx.Node) -> bool | Rejection:
     dtype = node.meta["val"].dtype
     return dtype in FLOATS or Rejection(f"the tensor is {dtype}; TensorRT quantizes only {FLOATS}")
 
@@ -62,7 +62,7 @@ def check_fake_quantize(node: torch.fx.Node, settings: CompilationSettings) -> b
     scale = argument(node, "scale")
     if isinstance(scale, torch.fx.Node) and scale.op != "placeholder":
         return Rejection("the quantization scale is computed at run time; TensorRT supports constant scales only")
-    return _check_result_dtype(node) and check_quantization_support(node, settings)
+    return _check_quantizable_dtype(node) and check_quantization_support(node, settings)
 
 
 def reaches_quantized_convolution(node: torch.fx.Node | None) -> bool:
@@ -82,10 +82,10 @@ def check_block_quantization(node: torch.fx.Node, settings: CompilationSettings)
     """The rank must be 2 or 3, and blocks must divide the last dim."""
     size, value = argument(node, "size"), node.meta["val"]
     if value.dim() not in (2, 3):
-        return Rejection(f"the rank is {value.dim()}; TensorRT computes scales of blocks for ranks 2 and 3 only")
+        return Rejection(f"the tensor's rank is {value.dim()}; TensorRT computes block scales only for ranks 2 and 3")
     if value.shape[-1] % size:
         return Rejection(f"the block size {size} does not divide the last dim, {value.shape[-1]}")
-    return _check_result_dtype(node) and check_quantization_support(node, settings)
+    return _check_quantizable_dtype(node) and check_quantization_support(node, settings)
 
 
 @converts(operators.dequantize.default, validator=check_dequantize)

@@ -38,7 +38,7 @@ def check_no_dropout(node: torch.fx.Node, settings: CompilationSettings) -> bool
     """There must be no dropout between the layers of the recurrent network."""
     drops = argument(node, "train") and argument(node, "dropout") and argument(node, "num_layers") > 1
     return not drops or Rejection(
-        "dropout samples random numbers, and only PyTorch samples the same as eager", "call model.eval() first"
+        "dropout samples random numbers, and an engine cannot draw those of PyTorch", "call model.eval() first"
     )
 
 
@@ -53,8 +53,7 @@ def recurrent(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[ITensor | None, ...]:
-    """gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train,
-    bool bidirectional, bool batch_first) -> (Tensor, Tensor)"""
+    """gru.input(Tensor input, Tensor hx, Tensor[] params, …) -> (Tensor, Tensor), and the other recurrent layers"""
     states, weights = _states_and_weights(hx, params, has_biases)
     input = base.tensor(net, input)
     input = base.permute(net, input, [1, 0, 2]) if batch_first else input
@@ -87,8 +86,7 @@ def packed_recurrent(
     has_biases: bool,
     bidirectional: bool,
 ) -> tuple[ITensor | None, ...]:
-    """packed_gru(Tensor input, Tensor lengths, Tensor hx, Tensor[] params, bool has_biases, int num_layers,
-    float dropout, bool train, bool bidirectional) -> (Tensor, Tensor)"""
+    """packed_gru(Tensor input, Tensor lengths, Tensor hx, Tensor[] params, …) -> (Tensor, Tensor); also other layers"""
     states, weights = _states_and_weights(hx, params, has_biases)
     input = base.tensor(net, input)
     steps = iota(net, [base.size(net, input, 0), 1, 1], [1, 0, 0])

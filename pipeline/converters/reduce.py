@@ -44,19 +44,19 @@ DEVIATIONS = {
 
 @converts(TOTALS)
 def sum_mean_or_prod(net: Net, operation: str, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
-    """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"""
+    """sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, …) -> Tensor; also mean and prod (``operation``)"""
     return cast_to_result(net, reduce.total(net, operation, input, dim, keepdim, fake_result(net).dtype))
 
 
 @converts(EXTREMA)
 def amax_or_amin(net: Net, operation: str, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
-    """amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor"""
+    """amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor; also amin (``operation``)"""
     return reduce.extremum(net, operation, input, dim, keepdim)
 
 
 @converts(TESTS)
 def any_or_all(net: Net, block: Test, input: Value, dim: Dims = None, keepdim: bool = False) -> ITensor:
-    """any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor"""
+    """any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor; also all (``block`` adds the layers)"""
     if dim == []:  # ATen reduces no dim here, all dims in sum and amax
         return cast_to_result(net, base.tensor(net, input, torch.bool))
     return cast_to_result(net, block(net, input, dim, keepdim))
@@ -97,13 +97,13 @@ def logsumexp(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) 
 
 @converts({aten.cumsum.default: reduce_scan.cumulative_sum, aten.cumprod.default: reduce_scan.cumulative_product})
 def cumsum_or_cumprod(net: Net, cumulative_block: Callable[..., ITensor], input: Value, dim: int) -> ITensor:
-    """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"""
+    """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor; also cumprod"""
     return cast_to_result(net, cumulative_block(net, input, dim, fake_result(net).dtype))
 
 
 @converts({aten.cummax.default: True, aten.cummin.default: False})
 def cummax_or_cummin(net: Net, largest: bool, input: Value, dim: int) -> tuple[ITensor, ITensor]:
-    """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices)"""
+    """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices); cummin if ``largest`` is False"""
     return reduce_scan.cumulative_extremum(net, largest, input, dim)
 
 

@@ -54,8 +54,8 @@ __all__ = [
 ]
 
 _HOW: Final = (
-    "register(f) takes functions with @dynamo_tensorrt_converter, ConverterRegistry.of(module) what a module declares, "
-    "ConverterRegistry.from_legacy({target: f}) plain functions"
+    "call register(f) for functions with @dynamo_tensorrt_converter, ConverterRegistry.of(module) for converters in a "
+    "module, or ConverterRegistry.from_legacy({target: f}) for plain functions"
 )
 
 
@@ -66,10 +66,11 @@ def _sort_by_priority(declarations: Iterable[Declaration]) -> Candidates:
         if not isinstance(declaration, Declaration):
             raise TypeError(f"ConverterRegistry takes declarations of converters, not {declaration!r}; {_HOW}")
         by_target.setdefault(declaration.key, []).append(declaration)
-    return FrozenDict({target: _order_candidates(found) for target, found in by_target.items()})
+    return FrozenDict({target: _in_lookup_order(found) for target, found in by_target.items()})
 
 
-def _order_candidates(oldest_first: list[Declaration]) -> tuple[Declaration, ...]:
+def _in_lookup_order(oldest_first: list[Declaration]) -> tuple[Declaration, ...]:
+    """Order declarations for lookup: HIGH priority, the newest first, then STANDARD, the oldest first."""
     high = [declaration for declaration in reversed(oldest_first) if declaration.priority is ConverterPriority.HIGH]
     standard = [declaration for declaration in oldest_first if declaration.priority is ConverterPriority.STANDARD]
     return tuple(unique(high + standard))
@@ -115,7 +116,7 @@ class ConverterRegistry(Lookup):
 
     def declarations(self) -> tuple[Declaration, ...]:
         """Return all declarations, the oldest first, so that `ConverterRegistry(r.declarations()) == r`."""
-        return tuple(concat(map(_sorted_oldest_first, self.candidates.values())))
+        return tuple(concat(map(_in_registration_order, self.candidates.values())))
 
     def register(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
         """Return a new registry with these declared functions, or iterables of them, as the newest converters."""
@@ -149,7 +150,7 @@ class ConverterRegistry(Lookup):
         return f"<ConverterRegistry: {len(self.declarations())} converters for {len(self)} targets>"
 
 
-def _sorted_oldest_first(candidates: tuple[Declaration, ...]) -> tuple[Declaration, ...]:
+def _in_registration_order(candidates: tuple[Declaration, ...]) -> tuple[Declaration, ...]:
     high = [declaration for declaration in candidates if declaration.priority is ConverterPriority.HIGH]
     return (*reversed(high), *candidates[len(high) :])
 

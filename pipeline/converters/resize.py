@@ -68,7 +68,7 @@ def _is_exact_scale(scale: float | None) -> bool:
 
 
 def _needs_taps(options: Resize, dim: ResizedDim, uses_scales: bool) -> bool:
-    """Return whether TensorRT's layer would sample a static dim at other positions than eager; taps replace it."""
+    """Return whether sums of gathered elements must resize a static dim, as the layer would differ from eager."""
     before, after, scale = dim
     if not _is_static(dim) or (before == after and scale in (None, 1.0)):
         return False
@@ -101,7 +101,7 @@ def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
             return Rejection(f"dim {dim} of the {which} is dynamic ({size}); antialiasing needs static sizes")
         if scale is not None and not by_scales and not scale.is_integer():
             return Rejection(
-                f"dim {dim} of the input is {before}, and TensorRT may round its product with the scale {scale}",
+                f"dim {dim} of the input is {before}, and TensorRT may misround its product with the scale {scale}",
                 "pass a size, or a scale such as 0.5, 1.5 or 2",
             )
     return True
@@ -109,8 +109,7 @@ def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 
 @converts(TARGETS, validator=check_resize)
 def upsample(net: Net, mode: str, input: Value) -> ITensor:
-    """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors)
-    -> Tensor"""
+    """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, …) -> Tensor, and the other modes and ranks"""
     x, how = base.tensor(net, input), _resize_options(net.node, mode)
     dtype = base.dtype_of(x)
     wide = x if dtype.is_floating_point else base.cast(net, x, torch.float32)
@@ -132,6 +131,7 @@ def _resize_by_taps_and_layer(net: Net, x: Any, options: Resize, dims: list[Resi
 
 
 def _layer_scale(dim: ResizedDim, has_taps: bool) -> float:
+    """Return the scale of a dim for TensorRT's resize layer; 1 if weighted sums of elements (taps) resize the dim."""
     before, after, scale = dim
     return 1.0 if has_taps else after / before if scale is None or _is_static(dim) else scale
 
@@ -146,8 +146,7 @@ def check_grid(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rej
 def grid_sampler(
     net: Net, input: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> ITensor:
-    """grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, bool align_corners)
-    -> Tensor"""
+    """grid_sampler_2d(Tensor input, Tensor grid, int interpolation_mode, int padding_mode, …) -> Tensor"""
     return grid_sample(
         net, base.tensor(net, input), base.tensor(net, grid), interpolation_mode, padding_mode, align_corners
     )

@@ -55,8 +55,8 @@ def check_comparison_size(*sizes: Any) -> bool | Rejection:
     if count <= MOST:
         return True
     return Rejection(
-        f"TensorRT has no scatter with reduction; comparing every index with every position needs {count} elements, "
-        f"and a tensor has at most {MOST}"
+        f"TensorRT has no scatter with reduction, and the comparison of all indices with all positions, which "
+        f"replaces it, needs {count} elements: the maximum is {MOST}"
     )
 
 
@@ -64,7 +64,7 @@ def _check_scatter_reduce(node: torch.fx.Node, settings: CompilationSettings) ->
     """Positions times indices must be at most 2**31 - 1, since all pairs are compared, and the rank at most 7."""
     x, index = argument(node, "self").meta["val"], argument(node, "index").meta["val"]
     if x.dim() > 7:
-        return Rejection("a scatter with reduction needs rank 9 here, and TensorRT supports rank 8", "flatten two dims")
+        return Rejection("the reduction needs a tensor of rank 9, and TensorRT supports rank 8", "flatten two dims")
     return check_comparison_size(*x.shape, index.numel() if index.dim() < 2 else index.shape[argument(node, "dim")])
 
 
@@ -82,8 +82,7 @@ def scatter_reduce(
     reduce: str = "sum",
     include_self: bool = True,
 ) -> ITensor:
-    """scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, *, bool include_self=True)
-    -> Tensor"""
+    """scatter_reduce.two(Tensor self, int dim, Tensor index, Tensor src, str reduce, …) -> Tensor"""
     source, reduction = value if src is None else src, {"add": "sum", "multiply": "prod"}.get(reduce, reduce)
     return _scatter_reduce(net, base.tensor(net, input), dim, index, source, reduction, include_self)
 
@@ -117,8 +116,7 @@ def index_copy(net: Net, input: Value, dim: int, index: Value, source: Value) ->
 def index_reduce(
     net: Net, input: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool
 ) -> ITensor:
-    """index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, *, bool include_self=True)
-    -> Tensor"""
+    """index_reduce(Tensor self, int dim, Tensor index, Tensor source, str reduce, …) -> Tensor"""
     input, source = base.tensor(net, input), base.tensor(net, source)
     if base.rank(input) == 0:
         return _scatter_reduce(net, input, dim, index, source, reduce, include_self)
@@ -172,8 +170,7 @@ def _replace_range(net: Net, x: Any, source: Any, dim: int, start: Any, end: Any
 
 @converts(aten.slice_scatter.default)
 def slice_scatter(net: Net, input: Value, src: Value, dim: int, start: int | None, step: int) -> ITensor:
-    """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1)
-    -> Tensor"""
+    """slice_scatter(Tensor self, Tensor src, int dim=0, SymInt? start=None, …) -> Tensor"""
     input, dim = base.tensor(net, input), base.axis(dim, base.rank(input))
     src = base.tensor(net, src, base.dtype_of(input))
     start, count = slice_start(net, start, base.known_sizes(net, input)[dim]), base.known_sizes(net, src)[dim]

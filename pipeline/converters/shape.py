@@ -92,8 +92,7 @@ def flip(net: Net, input: Value, dims: Sequence[int]) -> ITensor:
 
 @converts(aten.roll.default)
 def roll(net: Net, input: Value, shifts: Sequence[int], dims: Sequence[int]) -> ITensor:
-    """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor. Without dims, the flattened tensor is
-    rolled."""
+    """roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor. Without dims, it rolls the flattened tensor."""
     input = base.tensor(net, input)
     if dims or base.rank(input) == 0:
         return _slice.roll(net, input, shifts, dims) if base.rank(input) else input
@@ -127,14 +126,14 @@ def as_strided(
 
     Gather from the flattened input, which is contiguous in every program (`pipeline.capture.as_strided`).
     """
-    row = _flatten_to_row(net, input)
+    row = _flatten_to_1d(net, input)
     if list(stride) == [size_product(size[i + 1 :]) for i in range(len(size))]:
         part = narrow(net, row, 0, storage_offset or 0, size_product(size))
         return base.reshape(net, part, size)
     return take(net, row, iota(net, size, stride, storage_offset or 0), 0)
 
 
-def _flatten_to_row(net: Net, x: Any) -> Any:
+def _flatten_to_1d(net: Net, x: Any) -> Any:
     x = base.tensor(net, x)
     return base.reshape(net, x, [size_product(base.known_sizes(net, x))])
 
@@ -150,7 +149,7 @@ def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 @converts(aten.resize.default, validator=check_resize)
 def resize(net: Net, input: Value, size: Sequence[int]) -> ITensor:
     """resize(Tensor self, SymInt[] size, *, MemoryFormat? memory_format=None) -> Tensor"""
-    part = narrow(net, _flatten_to_row(net, input), 0, 0, size_product(size))
+    part = narrow(net, _flatten_to_1d(net, input), 0, 0, size_product(size))
     return base.reshape(net, part, size)
 
 

@@ -51,13 +51,13 @@ def sort(net: Net, input: Value, dim: int, descending: bool, stable: bool | None
 
 @converts({aten.max.dim: True, aten.min.dim: False})
 def max_or_min_with_index(net: Net, largest: bool, input: Value, dim: int, keepdim: bool) -> tuple[ITensor, ITensor]:
-    """max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"""
+    """max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices); also min.dim"""
     return _sort.extremum(net, largest, input, dim, keepdim)
 
 
 @converts({aten.argmax.default: True, aten.argmin.default: False})
 def argmax_or_argmin(net: Net, largest: bool, input: Value, dim: int | None, keepdim: bool) -> ITensor:
-    """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"""
+    """argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor; argmin if ``largest`` is False"""
     return _sort.index_of_extremum(net, largest, input, dim, keepdim)
 
 
@@ -98,8 +98,7 @@ def _is_before(ascending: Tensor, searched: Tensor, right: bool) -> Tensor:
 
 
 def _binary_search(ascending: Tensor, searched: Tensor, right: bool) -> Tensor:
-    """Search by bisection: advance by smaller and smaller powers of two while the element precedes the searched
-    value."""
+    """Return where each searched value belongs in the sorted sequence, found by steps of decreasing powers of two."""
     length = ascending.shape[-1]
     place = torch.zeros_like(searched, dtype=torch.int64)
     for bit in reversed(range(length.bit_length())):

@@ -37,7 +37,7 @@ def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True)
     """
     for key, allowed in types.items():
         if isinstance(key, bool) or not isinstance(key, int | str) or (isinstance(key, int) and key < 0):
-            raise TypeError(f"enforce_tensor_types: the key {key!r} is neither a position in args nor a name in kwargs")
+            raise TypeError(f"enforce_tensor_types: the key {key!r} must be an index in args or a name in kwargs")
         if not isinstance(allowed, tuple) or not allowed or not all(isinstance(kind, type) for kind in allowed):
             raise TypeError(f"enforce_tensor_types: argument {key!r} needs a tuple of types, not {allowed!r}")
 
@@ -59,6 +59,7 @@ def enforce_tensor_types(types: Mapping[int | str, Types], promote: bool = True)
 
 
 def _allowed_value(ctx: Any, target: Any, name: str, key: int | str, value: Any, allowed: Types, promote: bool) -> Any:
+    """Return an argument if its type is allowed, or else promote it to an allowed type; TypeError if neither works."""
     if isinstance(value, allowed):
         return value
     if promote and (goal := _promotion_target(value, allowed)) is not None:

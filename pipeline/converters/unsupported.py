@@ -59,6 +59,7 @@ _NAMES: Final = {
 
 
 def _find_operator(name: str) -> Any:
+    """Return the ATen operator of a name such as ``sum.dim_IntList`` or ``relu`` (the overload ``default``)."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(aten, packet), overload or "default")
 

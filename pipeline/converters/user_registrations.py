@@ -86,6 +86,7 @@ class UserRegistrations:
         return self.accepts(node, lambda declaration: False)
 
     def _accepts(self, declaration: Declaration, node: Node, selects: Callable[[Declaration], bool]) -> bool:
+        """Return whether a converter accepts a node. A user's validator is not called: ``selects`` decides instead."""
         support, settings = declaration.support, self.lookup.settings
         if declaration in BUILT_IN:
             return find_rejection(support, node, settings) is None

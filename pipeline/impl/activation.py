@@ -27,7 +27,7 @@ def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None, beta
 
 @block
 def activation_near_zero(net: Net, kind: str, x: Value) -> ITensor:
-    """Add an activation, exact near 0: bfloat16 is computed in float32, as RTX 1.4 returns 0 for 6.6e-36."""
+    """Add an activation layer; bfloat16 is computed in float32, since RTX 1.4 returns 0 for results like 6.6e-36."""
     x = to_floating(net, x)
     dtype = base.dtype_of(x)
     compute = torch.float32 if dtype == torch.bfloat16 else dtype
@@ -39,29 +39,30 @@ def relu(net: Net, x: Value) -> ITensor:
     """Return ``max(x, 0)`` of floats or integers."""
     dtype = base.dtype_of(x)
     given = base.tensor(net, x, arithmetic_dtype(dtype))
-    return base.cast(net, activation(net, "RELU", _separate_from_matmul_if_marked(net, given)), dtype)
+    return base.cast(net, activation(net, "RELU", _add_barrier_after_matmul_if_marked(net, given)), dtype)
 
 
-def _separate_from_matmul_if_marked(net: Net, x: ITensor) -> ITensor:
+def _add_barrier_after_matmul_if_marked(net: Net, x: ITensor) -> ITensor:
     return separate_from_matmul(net, x) if is_marked(net, "biases-of-matmuls") else x
 
 
 @block
 def separate_from_matmul(net: Net, x: ITensor) -> ITensor:
-    """Add a barrier between a biased matmul and a ReLU or GELU: RTX 1.6.1 fuses both to a kernel that an H100 lacks."""
+    """Add a barrier (a layer across which TensorRT does not fuse) between a matmul with bias and a ReLU or GELU, since
+    RTX 1.6.1 fuses both to a kernel that an H100 lacks."""
     return base.barrier(net, x, "biases-of-matmuls")
 
 
 @block
 def erf(net: Net, x: Value) -> ITensor:
     """Return the error function of ``x``, by a layer that TensorRT may recognize as a part of GELU."""
-    return base.unary(net, "ERF", _separate_from_matmul_if_marked(net, to_floating(net, x)))
+    return base.unary(net, "ERF", _add_barrier_after_matmul_if_marked(net, to_floating(net, x)))
 
 
 @block
 def tanh(net: Net, x: Value) -> ITensor:
     """Return the hyperbolic tangent of ``x``, by a layer that TensorRT may recognize as a part of GELU."""
-    return activation(net, "TANH", _separate_from_matmul_if_marked(net, to_floating(net, x)))
+    return activation(net, "TANH", _add_barrier_after_matmul_if_marked(net, to_floating(net, x)))
 
 
 @block
@@ -70,7 +71,7 @@ def gelu(net: Net, x: Value, approximate: str) -> ITensor:
     float32 is also faster than half precision (docs/notes/2026-11-29-real-sizes.md)."""
     x = to_floating(net, x)
     dtype = base.dtype_of(x)
-    given = _separate_from_matmul_if_marked(net, x) if dtype == torch.float32 else x
+    given = _add_barrier_after_matmul_if_marked(net, x) if dtype == torch.float32 else x
     kind = "GELU_TANH" if approximate == "tanh" else "GELU_ERF"
     return base.cast(net, activation(net, kind, base.cast(net, given, torch.float32)), dtype)
 

@@ -41,7 +41,8 @@ class FusionCondition:
     holds: Callable[[AttentionCase], bool]
 
 
-def _has_equal_query_groups(case: AttentionCase) -> bool:
+def _has_divisible_heads(case: AttentionCase) -> bool:
+    """Return whether there are as many key heads as query heads, one, or (``gqa``) a divisor of these; all static."""
     queries, keys = case.query[1], case.key[1]
     if not isinstance(queries, int) or not isinstance(keys, int):
         return False
@@ -54,7 +55,7 @@ CONDITIONS = (
     FusionCondition("four dims", lambda case: len(case.query) == len(case.key) == len(case.value) == 4),
     FusionCondition("key and value of one shape", lambda case: case.key == case.value),
     FusionCondition("query and key of one batch", lambda case: case.query[0] == case.key[0]),
-    FusionCondition("a known number of heads, equal, one for all, or grouped with enable_gqa", _has_equal_query_groups),
+    FusionCondition("a known number of heads, equal, one for all, or grouped with enable_gqa", _has_divisible_heads),
     FusionCondition(
         f"a head dim of {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}",
         lambda case: isinstance(case.query[3], int) and case.query[3] in HEAD_DIMS,
@@ -80,7 +81,7 @@ def pad_case(case: AttentionCase) -> AttentionCase:
     if case.mask is not None and len(case.mask) > len(case.query):
         return case
     width = padded_head_dim(case.query[-1], case.value[-1])
-    query, key, value = (_shape_in_kernel(shape, width) for shape in (case.query, case.key, case.value))
+    query, key, value = (_padded_operand_shape(shape, width) for shape in (case.query, case.key, case.value))
     return evolve(case, query=query, key=key, value=value)
 
 
@@ -91,7 +92,7 @@ def padded_head_dim(query_head_dim: Any, value_head_dim: Any) -> int | None:
     return PADDED_HEAD if max(query_head_dim, value_head_dim) < HEAD_DIMS[0] else max(query_head_dim, value_head_dim)
 
 
-def _shape_in_kernel(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
+def _padded_operand_shape(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
     *leading, length, head = shape
     return (*leading, *(1,) * (2 - len(leading)), length, head if width is None else width)
 

@@ -154,10 +154,10 @@ def axes_mask(axes: Sequence[int], rank: int) -> int:
 
 def result_type(*values: Value) -> torch.dtype:
     """Return the dtype to which eager promotes values: tensors take precedence over 0-d tensors, these over numbers."""
-    return promoted_dtype([_value_for_promotion(v) for v in values])
+    return promoted_dtype([_as_meta_tensor_or_number(v) for v in values])
 
 
-def _value_for_promotion(value: Value) -> Any:
+def _as_meta_tensor_or_number(value: Value) -> Any:
     if isinstance(value, (trt.ITensor, torch.Tensor)):
         return torch.empty((1,) * min(rank(value), 1), dtype=dtype_of(value), device="meta")
     return 1 if isinstance(value, SymbolicInt) else value
@@ -203,7 +203,7 @@ def size(net: Net, x: ITensor, dim: int) -> Size:
     if isinstance(known, SymbolicInt):
         return _compute_expression(net, known.expr)
     dim = axis(dim, rank(x))
-    return net.ctx.cached("size", x, lambda: _size_by_slice(net, _shape_of(net, x), dim), dim)
+    return net.ctx.cached("size", x, lambda: _slice_size_from_shape(net, _shape_of(net, x), dim), dim)
 
 
 @network_query
@@ -232,8 +232,8 @@ def _shape_of(net: Net, x: ITensor) -> ITensor:
     return net.ctx.cached("shape", x, lambda: cast(net, net.add("shape", x).get_output(0), torch.int64))
 
 
-def _size_by_slice(net: Net, x: ITensor, dim: int) -> ITensor:
-    return net.add("slice", x, (dim,), (1,), (1,)).get_output(0)
+def _slice_size_from_shape(net: Net, shape: ITensor, dim: int) -> ITensor:
+    return net.add("slice", shape, (dim,), (1,), (1,)).get_output(0)
 
 
 @block
@@ -268,19 +268,19 @@ def size_as_scalar(net: Net, value: Size) -> ITensor:
 
 def _compute_expression(net: Net, expr: Any) -> ITensor:
     """Return the value of a size expression, computed from the shapes of the network's inputs; cached."""
-    return net.ctx.cached("expression", str(expr), lambda: _add_layers_of_expression(net, expr))
+    return net.ctx.cached("expression", str(expr), lambda: _add_layers_computing_size(net, expr))
 
 
-def _add_layers_of_expression(net: Net, expr: Any) -> ITensor:
+def _add_layers_computing_size(net: Net, expr: Any) -> ITensor:
     if isinstance(expr, int) or expr.is_Integer:
         return constant(net, np.array([int(expr)], dtype=np.int64))
     if expr.is_Symbol and str(expr) not in net.ctx.symbols:
-        return _add_layers_of_expression(net, solve_for_symbol(net.ctx, expr))
+        return _add_layers_computing_size(net, solve_for_symbol(net.ctx, expr))
     if expr.is_Symbol or is_host_int(expr):
         source, dim = net.ctx.symbols[str(expr)]
-        return size_tensor(net, source) if dim is None else _size_by_slice(net, _shape_of(net, source), dim)
+        return size_tensor(net, source) if dim is None else _slice_size_from_shape(net, _shape_of(net, source), dim)
     if (found := tensor_and_dim_of_size(net.ctx, expr)) is not None:
-        return _size_by_slice(net, _shape_of(net, found[0]), found[1])
+        return _slice_size_from_shape(net, _shape_of(net, found[0]), found[1])
     layer, operands = operation_of(expr)
     result, *rest = [_compute_expression(net, operand) for operand in operands]
     for other in rest:
@@ -309,7 +309,7 @@ def unary(net: Net, operation: str, x: ITensor) -> ITensor:
 
 @block
 def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
-    """Reshape a tensor; one size may be -1. Layers compute dynamic sizes, except unchanged ones and one other."""
+    """Reshape a tensor; one size may be -1. Layers compute a dynamic size only if TensorRT cannot copy or infer it."""
     known = known_sizes(net, x)
     if None not in known and list(shape) == known:
         return x

@@ -31,7 +31,7 @@ def convolution(
 
     def layer(x: ITensor, weight: Value, bias: Value | None, is_1d: bool) -> ITensor:
         conv = _add_conv_layer(net, "convolution", x, weight, bias, base.dims(weight)[0], is_1d)
-        _set_windows(conv, stride, padding, padding, dilation, groups, is_1d)
+        _set_attributes(conv, stride, padding, padding, dilation, groups, is_1d)
         return conv.get_output(0)
 
     depthwise = groups > 1 and base.dims(weight)[1] == 1
@@ -69,7 +69,7 @@ def deconvolution(
         x = pad_border(net, x, [0] * (rank + is_1d), [0] * is_1d + extra)
         post = [p + e * s for p, e, s in zip(post, extra, strides, strict=True)]
         conv = _add_conv_layer(net, "deconvolution", x, weight, bias, base.dims(weight)[1] * groups, is_1d)
-        _set_windows(conv, strides, cut, post, dilations, groups, is_1d)
+        _set_attributes(conv, strides, cut, post, dilations, groups, is_1d)
         return conv.get_output(0)
 
     # TensorRT-RTX 1.4 to 1.7 has no bfloat16 deconvolution ("could not infer output types")
@@ -126,7 +126,8 @@ def _repeat_per_dim(value: Dims, rank: int) -> list[int]:
     return list(value) * (rank if len(value) == 1 else 1)
 
 
-def _set_windows(layer: Any, stride: Dims, pre: Dims, post: Dims, dilation: Dims, groups: int, is_1d: bool) -> None:
+def _set_attributes(layer: Any, stride: Dims, pre: Dims, post: Dims, dilation: Dims, groups: int, is_1d: bool) -> None:
+    """Set groups, stride, paddings and dilation of a convolution layer; ``is_1d``: a first spatial dim was added."""
     rank = len(layer.kernel_size_nd) - is_1d
     layer.num_groups = groups
     layer.stride_nd = (1,) * is_1d + tuple(_repeat_per_dim(stride, rank))

@@ -131,8 +131,8 @@ def _division_steps(dtype: torch.dtype, divisor: Value) -> int:
     return max(1, math.ceil(math.log2(info.max / least) / STEP))
 
 
-def _integer_remainder(net: Net, x: ITensor, y: ITensor, division: str) -> ITensor:
-    multiple = base.elementwise(net, "PROD", base.elementwise(net, division, x, y), y)
+def _integer_remainder(net: Net, x: ITensor, y: ITensor, division_operation: str) -> ITensor:
+    multiple = base.elementwise(net, "PROD", base.elementwise(net, division_operation, x, y), y)
     return base.elementwise(net, "SUB", x, multiple)
 
 

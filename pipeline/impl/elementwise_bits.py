@@ -23,7 +23,7 @@ def bitwise(net: Net, operation: str, a: Value, b: Value) -> ITensor:
         return logical(net, operation, a, b)
     compute = arithmetic_dtype(dtype)
     x, y = promote(net, a, b, dtype=compute)
-    both = _keep_low_bits(net, x, b) if is_low_mask(b) else _bitwise_and(net, x, y)
+    both = _and_with_low_mask(net, x, b) if is_low_mask(b) else _bitwise_and(net, x, y)
     if operation != "AND":
         both = layer(net, "PROD", both, 2, compute) if operation == "XOR" else both
         both = base.elementwise(net, "SUB", base.elementwise(net, "SUM", x, y), both)
@@ -43,7 +43,7 @@ def bitwise_not(net: Net, x: Value) -> ITensor:
     return base.cast(net, layer(net, "SUB", -1, x, arithmetic_dtype(dtype)), dtype)
 
 
-def _keep_low_bits(net: Net, x: ITensor, mask: int) -> ITensor:
+def _and_with_low_mask(net: Net, x: ITensor, mask: int) -> ITensor:
     dtype, size = base.dtype_of(x), mask + 1
     above = layer(net, "FLOOR_DIV", x, size, dtype)
     return base.elementwise(net, "SUB", x, layer(net, "PROD", above, size, dtype))
@@ -57,7 +57,7 @@ def _bitwise_and(net: Net, x: ITensor, y: ITensor) -> ITensor:
     pairs = [i & j for i in range(BASE) for j in range(BASE)]
     table = base.constant(net, torch.tensor(pairs, dtype=dtype))
     found = net.add("gather", table, place, 0).get_output(0)
-    weighted = layer(net, "PROD", found, _powers_of_base(dtype), dtype)
+    weighted = layer(net, "PROD", found, _powers_of_16(dtype), dtype)
     last = base.rank(x)
     return net.add("reduce", weighted, trt.ReduceOperation.SUM, 1 << last, False).get_output(0)
 
@@ -66,11 +66,11 @@ def _split_into_digits(net: Net, x: ITensor) -> ITensor:
     """Split integers into their two's complement 4-bit digits along a new last dim, the lowest digit first."""
     dtype = base.dtype_of(x)
     spread = base.unsqueeze(net, x, [base.rank(x)])
-    shifted = layer(net, "FLOOR_DIV", spread, _powers_of_base(dtype), dtype)
-    return _keep_low_bits(net, shifted, BASE - 1)
+    shifted = layer(net, "FLOOR_DIV", spread, _powers_of_16(dtype), dtype)
+    return _and_with_low_mask(net, shifted, BASE - 1)
 
 
-def _powers_of_base(dtype: torch.dtype) -> torch.Tensor:
+def _powers_of_16(dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([BASE**k for k in range(torch.iinfo(dtype).bits // BITS)], dtype=dtype)
 
 

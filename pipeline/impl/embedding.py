@@ -34,8 +34,7 @@ def embedding_bag(
     per_sample_weights: Value | None = None,
     ignored_index: int = -1,
 ) -> ITensor:
-    """Reduce the rows of each bag, which starts at its offset, to their sum, mean or maximum. An index equal to
-    ``ignored_index`` is ignored; an empty bag gives zero."""
+    """Reduce the rows of each bag (from its offset on) by ``mode``; skip ``ignored_index``; an empty bag gives zero."""
     dtype = base.dtype_of(weight)
     compute = dtype if mode == "max" else _elementwise.wide_dtype(dtype)
     row = base.cast(net, embedding(net, weight, indices), compute)
@@ -60,7 +59,7 @@ def _as_column(net: Net, vector: Value) -> ITensor:
 
 
 def _bag_membership_mask(net: Net, indices: Value, offsets: Value, bag_count: Size, ignored_index: int) -> ITensor:
-    """Return a mask [bags, indices], True if the index is in the bag: if so many bags start before the index."""
+    """Return a mask [bags, indices], True where a bag has the index; its bag is found by counting offsets up to it."""
     index, start = base.tensor(net, indices), base.tensor(net, offsets)
     (count,) = base.known_sizes(net, index)
     place = base.unsqueeze(net, iota(net, [count], [1]), [0])

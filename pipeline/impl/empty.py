@@ -25,8 +25,8 @@ def may_be_zero(net: Net, size: Size) -> bool:
 
 @network_query
 def may_leave_results_unwritten(net: Net, size: Size) -> bool:
-    """Return whether a dim of this size can leave results unwritten: it may be 0, and is data-dependent or the size of
-    an input that broadcasts to outputs (`pipeline.quirks.empty_broadcast`). None is an unknown size."""
+    """Return whether a kernel that loops over a dim of this size may leave results unwritten: the size may be 0, and is
+    data-dependent or of an input that broadcasts to outputs (`pipeline.quirks.empty_broadcast`); None: unknown."""
     if not is_avoided("empty-loops"):
         return False
     if size is None:
@@ -39,8 +39,8 @@ def may_leave_results_unwritten(net: Net, size: Size) -> bool:
 
 @block
 def separate_from_empty_dims(net: Net, operands: Sequence[Value], tensors: Sequence[ITensor]) -> tuple[ITensor, ...]:
-    """Return a layer's operands ``tensors``, made from ``operands``, after separating those that broadcast over a dim
-    that may be empty: they pass through a cumulative sum over a dim of size 1, which is never fused."""
+    """Return ``tensors``, a layer's inputs made from ``operands``; each that broadcasts over a possibly empty dim is
+    passed through a cumulative sum over a dim of size 1, which TensorRT never fuses with the layer."""
     if not CAPABILITIES.cumulative:
         return tuple(tensors)
     rank = max(map(base.rank, tensors))

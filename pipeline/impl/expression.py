@@ -40,8 +40,7 @@ def solve_for_symbol(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
 
 
 def tensor_and_dim_of_size(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, int] | None:
-    """Return the tensor and dim with a size that the network cannot compute from its inputs, for example a
-    data-dependent size of an earlier engine; None if no tensor has this size."""
+    """Return a tensor and dim of this size if the network's inputs do not determine it (data-dependent); else None."""
     if all(str(symbol) in ctx.symbols for symbol in expr.free_symbols):
         return None
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
@@ -59,11 +58,11 @@ def _is_reciprocal(factor: Any) -> bool:
     return bool((factor.is_Pow and factor.exp == -1) or (factor.is_Rational and not factor.is_Integer))
 
 
-def _quotient_operation(a: Any, b: Any) -> Operation:
+def _floor_division_operation(a: Any, b: Any) -> Operation:
     return "FLOOR_DIV", (a, b)
 
 
-def _remainder_operation(a: Any, b: Any) -> Operation:
+def _remainder_as_subtraction(a: Any, b: Any) -> Operation:
     return "SUB", (a, sympy.Mul(FloorDiv(a, b), b, evaluate=False))
 
 
@@ -73,11 +72,11 @@ _OPERATIONS: Mapping[str, Callable[..., Operation]] = {
     "Max": lambda *values: ("MAX", values),
     "Min": lambda *values: ("MIN", values),
     "Abs": lambda a: ("MAX", (a, -a)),
-    "FloorDiv": _quotient_operation,
-    "CleanDiv": _quotient_operation,
-    "IntTrueDiv": _quotient_operation,
-    "CeilDiv": lambda a, b: _quotient_operation(a + b - 1, b),
-    "Mod": _remainder_operation,
-    "PythonMod": _remainder_operation,
-    "ModularIndexing": lambda a, b, c: _remainder_operation(FloorDiv(a, b), c),
+    "FloorDiv": _floor_division_operation,
+    "CleanDiv": _floor_division_operation,
+    "IntTrueDiv": _floor_division_operation,
+    "CeilDiv": lambda a, b: _floor_division_operation(a + b - 1, b),
+    "Mod": _remainder_as_subtraction,
+    "PythonMod": _remainder_as_subtraction,
+    "ModularIndexing": lambda a, b, c: _remainder_as_subtraction(FloorDiv(a, b), c),
 }

@@ -120,8 +120,7 @@ def flatten_indices(net: Net, indices: Sequence[Value], sizes: Sequence[Size]) -
 
 @block
 def index(net: Net, x: ITensor, indices: Sequence[Value | None], non_negative: frozenset[int] = frozenset()) -> ITensor:
-    """Return ``x[indices]`` for integer index tensors and None: the indexed dims are merged and gathered.
-    ``non_negative`` has the positions of indices that are known to be non-negative."""
+    """Return ``x[indices]`` for integer tensors and None; ``non_negative``: positions of indices known to be >= 0."""
     axes = [i for i, each in enumerate(indices) if each is not None]
     sizes = base.known_sizes(net, x)
     exact = [s if s is not None else base.size(net, x, i) for i, s in enumerate(sizes)]
@@ -134,7 +133,7 @@ def index(net: Net, x: ITensor, indices: Sequence[Value | None], non_negative: f
 
 @block
 def merge_dims(net: Net, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]) -> tuple[ITensor, int]:
-    """Merge dims; return the tensor and the merged dim: in place if the dims are adjacent, else first, as in eager."""
+    """Merge dims into one; return the tensor and the merged dim: the place of adjacent dims, else 0, as in eager."""
     adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
     rest = [i for i in range(base.rank(x)) if i not in axes]
     place = axes[0] if adjacent else 0

@@ -59,8 +59,7 @@ def broadcast_sizes(net: Net, tensors: Sequence[Value]) -> list[Size]:
 def _expand_values(
     net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], index_dims: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
-    """Expand values to the shape [index dims, other dims]. In eager, the index dims of adjacent indices are in the
-    place of the indexed dims instead."""
+    """Expand values to [index dims, other dims]; eager keeps the dims of adjacent indices in their place instead."""
     place = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
     value = base.tensor(net, values, dtype)
     full = base.expand(net, value, [*others[:place], *index_dims, *others[place:]])
@@ -82,8 +81,7 @@ def _add_at_positions(net: Net, table: ITensor, position: Value, source: ITensor
 
 @block
 def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumulate: bool) -> ITensor:
-    """Return ``x`` after ``x[mask] = values``, or ``+=`` if ``accumulate``. The mask covers the dims from ``dim`` on;
-    ``values`` is one value, or one for each selected element."""
+    """Return ``x`` after ``x[mask] = values`` (``+=`` if ``accumulate``); the mask covers the dims from ``dim`` on."""
     rank, covered = base.rank(x), base.rank(mask)
     trailing = rank - dim - covered
     mask = base.tensor(net, mask)

@@ -40,8 +40,7 @@ UNROLLED: Final = 8
 
 @frozen
 class TokenInputs:
-    """The inputs: ``query`` and ``key`` [B, H, L, K], ``value`` [B, H, L, V], ``decay`` [B, H, L, 1 or K], ``beta`` [B,
-    H, L, 1]"""
+    """Tensors [B, H, L, …]: last dim K of ``query`` and ``key``, V of ``value``, 1 or K of ``decay``, 1 of ``beta``."""
 
     query: ITensor
     key: ITensor
@@ -125,7 +124,7 @@ def _transpose(net: Net, x: ITensor) -> ITensor:
 
 
 def _decayed_scores(net: Net, query: ITensor, key: ITensor, log_decay: ITensor, chunk: int, *, lag: int) -> ITensor:
-    """Return scores, decayed by their tokens' distance; 0 for keys less than ``lag`` tokens before the query."""
+    """Return query-key products, decayed by distance; 0 for keys less than ``lag`` tokens before the query."""
     reads = base.constant(net, np.tri(chunk, k=-lag, dtype=np.bool_), rank=base.rank(query))
     if base.dims(log_decay)[-1] == 1:
         left = _decay_factor(net, log_decay, _transpose(net, log_decay), reads)

@@ -33,7 +33,7 @@ def run_steps(
     if isinstance(steps, int) and steps <= unroll:
         return _run_unrolled(net, step, inputs, state, range(steps)[:: -1 if reverse else 1])
     count = base.cast(net, base.size_as_scalar(net, base.size(net, inputs[0], 0)), torch.int32)
-    return _run_loop(net, step, inputs, state, count, reverse)
+    return _run_trt_loop(net, step, inputs, state, count, reverse)
 
 
 @block
@@ -64,7 +64,7 @@ def _run_unrolled(net: Net, step: Step, inputs: Sequence[ITensor], state: State,
     return stack(net, [outputs[at] for at in sorted(outputs)]), state
 
 
-def _run_loop(
+def _run_trt_loop(
     net: Net, step: Step, inputs: Sequence[ITensor], state: State, count: ITensor, reverse: bool
 ) -> tuple[ITensor, State]:
     loop = net.ctx.net.add_loop()

@@ -191,12 +191,12 @@ def add_matmul(net: Net, x: Value, a: Value, b: Value, beta: float = 1, alpha: f
     result, product = base.result_type(a, b), _unrounded_matmul(net, a, b)
     dtype = base.dtype_of(product)
     if alpha != 1:
-        product = binary(net, "PROD", product, _round_coefficient(alpha, dtype), dtype)
+        product = binary(net, "PROD", product, _truncate_for_integer_dtype(alpha, dtype), dtype)
     if beta == 0:
         return base.cast(net, product, result)
-    scaled = x if beta == 1 else binary(net, "PROD", x, _round_coefficient(beta, dtype), dtype)
+    scaled = x if beta == 1 else binary(net, "PROD", x, _truncate_for_integer_dtype(beta, dtype), dtype)
     return base.cast(net, binary(net, "SUM", product, scaled, dtype), result)
 
 
-def _round_coefficient(value: float, dtype: torch.dtype) -> float:
+def _truncate_for_integer_dtype(value: float, dtype: torch.dtype) -> float:
     return value if dtype.is_floating_point else int(value)

@@ -26,7 +26,7 @@ from pipeline.trt import trt
 def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
     """Return the maximum of each window; padding counts as -inf. NaN propagates, unlike in TensorRT's layer."""
     if windows.is_single:
-        return extremum(net, "MAX", x, _window_dims(x, windows), True)
+        return extremum(net, "MAX", x, _indices_of_window_dims(x, windows), True)
     marks = base.cast(net, is_nan(net, x), base.dtype_of(x))
     highest, marked = (
         _squeeze_added(net, _add_layer(net, each, windows, trt.PoolingType.MAX, windows.padding), windows, base.rank(x))
@@ -42,7 +42,7 @@ def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, di
     1.6.1 from merging two averages that differ only in whether padding counts (`merged-averages`)."""
     wide, padding = base.cast(net, x, torch.float32), windows.padding
     if windows.is_single and divisor is None:
-        return base.cast(net, reduce(net, "AVG", wide, _window_dims(x, windows), True), base.dtype_of(x))
+        return base.cast(net, reduce(net, "AVG", wide, _indices_of_window_dims(x, windows), True), base.dtype_of(x))
     if divisor is not None:
         # pad with zeros, so that every window is full and its sum is its mean times its volume
         wide = pad_border(net, wide, padding, [p + e for p, e in zip(padding, windows.overhangs, strict=True)])
@@ -62,7 +62,7 @@ def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, di
     return base.cast(net, result, base.dtype_of(x))
 
 
-def _window_dims(x: ITensor, windows: Windows) -> list[int]:
+def _indices_of_window_dims(x: ITensor, windows: Windows) -> list[int]:
     rank = base.rank(x)
     return list(range(rank - len(windows.kernel), rank))
 
@@ -82,6 +82,7 @@ def _add_layer(net: Net, x: ITensor, windows: Windows, kind: trt.PoolingType, pa
 
 
 def _squeeze_added(net: Net, pool: Any, windows: Windows, rank: int) -> ITensor:
+    """Return a pooling layer's result without the dims of size 1 that `_add_layer` added to its input."""
     result = pool.get_output(0)
     added = base.rank(result) - rank
     flat = len(windows.kernel) == 1

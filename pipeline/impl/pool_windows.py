@@ -36,8 +36,7 @@ def slice_window(
     stride: Sequence[int] | None = None,
     fill: float | None = None,
 ) -> ITensor:
-    """Slice ``shape`` elements from ``start`` on in every dim; with ``fill``, elements outside of ``x`` have this
-    value."""
+    """Slice ``shape`` elements from ``start`` on in every dim; elements outside of ``x`` are ``fill`` (if given)."""
     static = all(isinstance(s, int) for s in shape)
     sizes = tuple(shape) if static else (0,) * len(shape)
     layer = net.add("slice", x, tuple(start), sizes, tuple(stride or (1,) * len(shape)))
@@ -76,7 +75,7 @@ def insert_zeros(net: Net, x: ITensor, spacing: Sequence[int]) -> ITensor:
 
 @frozen
 class Windows:
-    """The windows of a pooling over the last dims, each field by dim; dynamic ``sizes`` and ``results`` are None."""
+    """The windows of a pooling: each field has an entry per pooled dim; dynamic ``sizes``, ``results`` are None."""
 
     kernel: list[int]
     stride: list[int]

@@ -8,8 +8,7 @@ import torch
 
 
 def promoted_dtype(values: Sequence[Any]) -> torch.dtype:
-    """Return the dtype to which eager promotes these values: tensors take precedence over 0-d tensors, and these over
-    Python numbers. Tensors may be on "meta": only rank and dtype matter."""
+    """Return eager's promoted dtype of values: tensors take precedence over 0-d tensors, and these over numbers."""
     if len(values) == 2:
         return torch.result_type(*values)
     tensors = [v for v in values if isinstance(v, torch.Tensor)]

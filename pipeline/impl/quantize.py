@@ -64,7 +64,7 @@ def dequantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]
     """
     x = constant_codes(net, x, type) if isinstance(x, torch.Tensor) else x
     scales = layer_scale(net, scale, block, dtype)
-    result = _output_after_setting_axis(net.add("dequantize", x, scales, to_trt(dtype)), block)
+    result = _set_scale_axis_and_get_output(net.add("dequantize", x, scales, to_trt(dtype)), block)
     return base.barrier(net, result, "int4-by-float32") if (type, dtype) == ("int4", torch.float32) else result
 
 
@@ -72,10 +72,10 @@ def dequantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]
 def quantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]) -> ITensor:
     x = base.tensor(net, x)
     scales = layer_scale(net, scale, block, base.dtype_of(x))
-    return _output_after_setting_axis(net.add("quantize", x, scales, trt_dtype(NAMES[type])), block)
+    return _set_scale_axis_and_get_output(net.add("quantize", x, scales, trt_dtype(NAMES[type])), block)
 
 
-def _output_after_setting_axis(layer: Any, block: Sequence[int]) -> ITensor:
+def _set_scale_axis_and_get_output(layer: Any, block: Sequence[int]) -> ITensor:
     axis = axis_of_scales(block)
     if axis is not None:
         layer.axis = axis
@@ -102,8 +102,8 @@ def fake_quantize_by_rounding(net: Net, x: Value, scale: Value, type: str) -> IT
 
 @building_block
 def fake_quantize_blocks(net: Net, x: Value, scale: Value | None, type: str, size: int) -> ITensor:
-    """Quantize and dequantize with scales that are computed at run time for blocks of the last dim, as E8M0, or as E4M3
-    to be multiplied by ``scale``."""
+    """Quantize and dequantize with a scale per block of the last dim, computed at run time: E8M0, or E4M3 *
+    ``scale``."""
     x, dtype = base.tensor(net, x), base.dtype_of(x)
     of_scales = trt_dtype(NAMES["e8m0" if scale is None else "fp8"])
     layer = net.add("dynamic_quantize", x, base.rank(x) - 1, size, trt_dtype(NAMES[type]), of_scales)

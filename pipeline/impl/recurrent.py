@@ -37,7 +37,7 @@ class Cell:
     late_bias: bool = False
 
 
-def _hidden_gates(net: Net, input: ITensor, state: State, weights: Weights) -> ITensor:
+def _add_hidden_contribution(net: Net, input: ITensor, state: State, weights: Weights) -> ITensor:
     return binary(net, "SUM", input, _multiply_state(net, state[0], weights.hidden, None))
 
 
@@ -49,13 +49,13 @@ def _multiply_state(net: Net, state: ITensor, weight: Value, bias: Value | None)
 
 def _elman_cell(activate: Callable[[Net, ITensor], ITensor]) -> Cell:
     def step(net: Net, input: ITensor, state: State, weights: Weights) -> State:
-        return (activate(net, _hidden_gates(net, input, state, weights)),)
+        return (activate(net, _add_hidden_contribution(net, input, state, weights)),)
 
     return Cell(step)
 
 
 def _lstm_step(net: Net, input: ITensor, state: State, weights: Weights) -> State:
-    enter, forget, new, leave = _split_gates(net, _hidden_gates(net, input, state, weights), 4)
+    enter, forget, new, leave = _split_gates(net, _add_hidden_contribution(net, input, state, weights), 4)
     kept = binary(net, "PROD", _sigmoid(net, forget), state[1])
     added = binary(net, "PROD", _sigmoid(net, enter), activation(net, "TANH", new))
     cell = binary(net, "SUM", kept, added)

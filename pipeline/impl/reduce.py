@@ -42,11 +42,12 @@ def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: b
         return x
     known = base.known_sizes(net, x)
     if rest := [d for d in dims if known[d] != 1]:
-        x = _reduce_in_steps(net, operation, x, rest, keepdim or len(rest) < len(dims))
+        x = _pad_and_reduce(net, operation, x, rest, keepdim or len(rest) < len(dims))
     return x if keepdim or len(rest) == len(dims) else base.squeeze(net, x, dims)
 
 
-def _reduce_in_steps(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
+def _pad_and_reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
+    """Reduce over dims, after padding those that may be empty by one neutral element (see `reduce`)."""
     known = base.known_sizes(net, x)
     empty = [d for d in dims if may_leave_results_unwritten(net, known[d])]
     if not empty:

@@ -112,6 +112,7 @@ def resize_by_taps(
 
 
 def _weighted_gather(net: Net, x: ITensor, dim: int, positions: Array, weights: Array | None) -> ITensor:
+    """Gather the elements at the positions [results, taps] along a dim, and sum each row by weights (None: one tap)."""
     if weights is None:
         return take(net, x, positions[:, 0], dim)
     elements = take(net, x, positions, dim)
@@ -128,9 +129,9 @@ def _taps(options: Resize, input_size: int, result_size: int, scale: float | Non
     if options.antialias:
         return _antialiased_taps(options, input_size, step, index)
     if options.mode == "nearest":
-        return _clamp_positions(np.floor(index * step)[:, None], np.ones((result_size, 1), F), input_size)
+        return _clamp_taps(np.floor(index * step)[:, None], np.ones((result_size, 1), F), input_size)
     if options.mode == "nearest-exact":
-        return _clamp_positions(np.floor((index + F(0.5)) * step)[:, None], np.ones((result_size, 1), F), input_size)
+        return _clamp_taps(np.floor((index + F(0.5)) * step)[:, None], np.ones((result_size, 1), F), input_size)
     origin = index * step if options.align_corners else (index + F(0.5)) * step - F(0.5)
     if options.mode == "linear":
         origin = np.maximum(origin, F(0))
@@ -138,7 +139,7 @@ def _taps(options: Resize, input_size: int, result_size: int, scale: float | Non
     part = (origin - floor)[:, None]
     taps = np.array([0, 1], F) if options.mode == "linear" else np.array([-1, 0, 1, 2], F)
     weight = _linear_kernel if options.mode == "linear" else _cubic_kernel
-    return _clamp_positions(floor[:, None] + taps, weight(part - taps, -0.75), input_size)
+    return _clamp_taps(floor[:, None] + taps, weight(part - taps, -0.75), input_size)
 
 
 def _sample_distance(options: Resize, input_size: int, result_size: int, scale: float | None) -> Any:
@@ -148,11 +149,12 @@ def _sample_distance(options: Resize, input_size: int, result_size: int, scale: 
     return F(input_size / result_size) if scale is None else F(1 / scale)
 
 
-def _clamp_positions(positions: Array, weights: Array, size: int) -> Taps:
+def _clamp_taps(positions: Array, weights: Array, size: int) -> Taps:
     return np.clip(positions, 0, size - 1).astype(np.int64), weights.astype(F)
 
 
 def _linear_kernel(distance: Array, a: float) -> Array:
+    """Evaluate the kernel of linear interpolation at each distance; ``a`` is a parameter of the cubic kernel only."""
     return np.maximum(F(1) - np.abs(distance), F(0))
 
 
@@ -175,4 +177,4 @@ def _antialiased_taps(options: Resize, input_size: int, step: Any, index: Array)
     places = low[:, None] + np.arange(int((high - low).max(initial=1)))
     weights = kernel((places - centre[:, None] + F(0.5)) / stretch, -0.5)
     weights = np.where(places < high[:, None], weights, F(0))
-    return _clamp_positions(places, weights / weights.sum(-1, keepdims=True), input_size)
+    return _clamp_taps(places, weights / weights.sum(-1, keepdims=True), input_size)

@@ -24,9 +24,9 @@ def check_tensor(
 ) -> None:
     """Raise `NetworkError` if a result is not a tensor, or differs from the expected dtype, rank or static dims.
 
-    A data-dependent dim may have the size of an argument (``inputs``): ``rows[u0] + rows[48]`` implies u0 = 48. It may
-    also have the only size that the program's ``relations`` between sizes allow: patches that are added to 98
-    rows are 98 patches, whatever the image's height and width are.
+    A data-dependent dim of size ``u0`` may also have the size of one of the node's ``inputs``: eager adds tensors of
+    sizes ``u0`` and 48 only if u0 is 48. Or it may have the only size that the program's ``relations`` between sizes
+    allow: if patches are added to 98 rows, there are 98 patches, whatever the image's height and width are.
     """
     if not isinstance(result, (trt.ITensor, torch.Tensor)):
         raise NetworkError(_describe_result(result))

@@ -54,6 +54,7 @@ def fit_to_sizes(net: Net, source: Value, sizes: Sequence[Size], dtype: torch.dt
 
 
 def _scatter_flattened(net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor) -> ITensor:
+    """Scatter like `scatter`, but into the flattened ``x``, by computing the flat index of each element."""
     sizes, counts = base.known_sizes(net, x), base.known_sizes(net, index)
     strides = [size_product(sizes[i + 1 :]) for i in range(len(sizes))]
     others = [0 if i == dim else s for i, s in enumerate(strides)]
@@ -91,8 +92,8 @@ OPERATIONS = {"sum": "SUM", "mean": "SUM", "prod": "PROD", "amax": "MAX", "amin"
 def scatter_reduce(
     net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor, reduction: str, include_self: bool = True
 ) -> ITensor:
-    """For each position, reduce the values of ``source`` with this index, and if ``include_self`` the element of ``x``.
-    ``index`` broadcasts to ``source``, whose other dims are those of ``x``."""
+    """Return ``x`` with, at each position, the reduction of the elements of ``source`` with this index (and of ``x``
+    itself if ``include_self``). ``index`` broadcasts to ``source``, whose other dims are those of ``x``."""
     given = base.dtype_of(x)
     dtype = given if reduction in ("amax", "amin") and given != torch.bool else _elementwise.wide_dtype(given)
     dtype = _elementwise.arithmetic_dtype(dtype)
@@ -119,8 +120,8 @@ def scatter_reduce(
 
 
 def _pad_if_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[ITensor, ITensor]:
-    """Pad indices and source by an index that matches no position, if they may be empty. The kernel of the first sum
-    also writes the comparison's positions for other kernels, but only if its loop has elements (`empty-loops`)."""
+    """Append an index that matches no position to indices that may be empty (and an element to ``source``): the kernel
+    of the first sum also writes the positions for other kernels, but only if its loop has elements (`empty-loops`)."""
     size = base.known_sizes(net, index)[dim]
     if not is_avoided("empty-loops") or not isinstance(size, SymbolicInt) or not may_be_zero(net, size):
         return index, source
@@ -171,14 +172,14 @@ def cache_update(net: Net, cache: Value, rows: Value, starts: Value) -> ITensor:
     fits = CAPABILITIES.kv_cache_update and dtype in CACHE_DTYPES and min(base.dims(source)[1:]) > 0
     returned = net.ctx.node is not None and any(user.op == "output" for user in net.ctx.node.users)
     if not (fits and source.is_network_input and returned):
-        return _update_by_scatter(net, source, rows, starts)
+        return _cache_update_by_scatter(net, source, rows, starts)
     places = base.expand(net, base.cast(net, starts, torch.int32), [base.known_sizes(net, rows)[0]])
     result: ITensor = net.add("kv_cache_update", source, rows, places, trt.KVCacheMode.LINEAR).get_output(0)
     net.ctx.in_place.append(result)
     return result
 
 
-def _update_by_scatter(net: Net, cache: ITensor, rows: ITensor, starts: ITensor) -> ITensor:
+def _cache_update_by_scatter(net: Net, cache: ITensor, rows: ITensor, starts: ITensor) -> ITensor:
     batch, heads, length, width = base.known_sizes(net, rows)
     if length == 0:
         return cache

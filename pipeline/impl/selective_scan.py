@@ -51,6 +51,7 @@ def selective_scan(
 
 
 def _process_one_token(net: Net, token: Sequence[ITensor], a: ITensor, state: ITensor) -> tuple[ITensor, ITensor]:
+    """Return the output and the next state for one token, given as (input, step, b, c) of `selective_scan`."""
     input, step, b, c = token
     fades = _decay_factor(net, base.unsqueeze(net, a, [0]), step)
     added = binary(net, "PROD", binary(net, "PROD", step, input), _transpose(net, b))

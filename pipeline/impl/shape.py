@@ -50,6 +50,7 @@ def result_sizes(net: Net) -> list[Size]:
 
 
 def expression(size: Size) -> Any:
+    """Return a size as a sympy expression."""
     return size.expr if isinstance(size, SymbolicInt) else sympy.Integer(size)
 
 

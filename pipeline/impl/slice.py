@@ -104,7 +104,7 @@ def roll(net: Net, x: ITensor, shifts: Sequence[Size], dims: Sequence[int]) -> I
 
 @block
 def flatten_dims(net: Net, x: ITensor, dim1: int, dim2: int) -> tuple[ITensor, list[int], list[Size]]:
-    """Move two dims to the end and merge them; also return the permutation, and the sizes between both steps."""
+    """Move two dims to the end and merge them; return the result, the permutation, and the sizes before the merge."""
     rank = base.rank(x)
     last = [base.axis(dim1, rank), base.axis(dim2, rank)]
     order = [*(i for i in range(rank) if i not in last), *last]
@@ -143,7 +143,7 @@ def pad(
         return x
     if mode == "circular" and any(isinstance(n, int) and n < 0 for n in amounts):
         x = _crop(net, x, amount)
-        amount = {a: (_positive_part(before), _positive_part(after)) for a, (before, after) in amount.items()}
+        amount = {a: (_zero_if_negative(before), _zero_if_negative(after)) for a, (before, after) in amount.items()}
     fill = base.tensor(net, value, base.dtype_of(x)) if mode == "constant" and value not in (0, False) else None
     start, sizes = [negate(amount[a][0]) for a in axes], [shape[a] for a in axes]
     return strided_slice(net, x, axes, start, sizes, mode=MODES[mode], fill=fill)
@@ -152,10 +152,10 @@ def pad(
 def _crop(net: Net, x: ITensor, amounts_by_dim: Mapping[int, tuple[Size, Size]]) -> ITensor:
     """Crop the ends whose amount is negative, before the other ends are padded."""
     axes, known = sorted(amounts_by_dim), base.known_sizes(net, x)
-    less = {a: [size_sum([n, negate(_positive_part(n))]) for n in amounts_by_dim[a]] for a in axes}
+    less = {a: [size_sum([n, negate(_zero_if_negative(n))]) for n in amounts_by_dim[a]] for a in axes}
     sizes = [size_sum([known[a], *less[a]]) for a in axes]
     return strided_slice(net, x, axes, [negate(less[a][0]) for a in axes], sizes)
 
 
-def _positive_part(amount: Size) -> Size:
+def _zero_if_negative(amount: Size) -> Size:
     return max(amount, 0) if isinstance(amount, int) else amount

@@ -92,7 +92,7 @@ number = Type(_read_alpha_or_beta, setattr)
 
 
 def read_from_attention(type: Type) -> Type:
-    """Return a `Type` that reads an attribute from the attention to which a boundary layer belongs."""
+    """Return a `Type` that reads an attribute from the attention of an attention input or output layer."""
     return Type(lambda layer, name: type.read(layer.attention, name))
 
 
@@ -115,6 +115,7 @@ def read_collective(layer: trt.ILayer, name: str) -> Value:
 
 
 def read_plugin_attribute(layer: trt.ILayer, name: str) -> Value:
+    """Read an attribute of a V2 plugin (such as its type or version) from its layer, as text."""
     return str(getattr(layer.plugin, name))
 
 
@@ -124,6 +125,7 @@ def read_plugin_state(layer: trt.ILayer, name: str) -> Value:
 
 
 def read_v3_plugin_id(layer: trt.ILayer, name: str) -> Value:
+    """Read the name, version or namespace of a V3 plugin from its layer, as text."""
     return str(getattr(layer.plugin.get_capability_interface(trt.PluginCapabilityType.CORE), name))
 
 
@@ -145,6 +147,7 @@ def typed(
 
 
 def attention_has(layer: trt.ILayer, name: str) -> bool:
+    """Return whether the attention to which a boundary layer belongs has an attribute in this version of TensorRT."""
     return hasattr(layer.attention, name)
 
 

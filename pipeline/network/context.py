@@ -143,13 +143,13 @@ class ConversionContext:
 
     def record_weight(self, name: str, weight: torch.Tensor) -> None:
         """Record a weight under a name, and keep it alive until the build. If it is one of the program's constants, the
-        engine's weight gets this name, and is refitted by the constant's recipe."""
+        engine's weight is named after the constant, and a refit computes its new value as the constant's."""
         if not isinstance(name, str) or not isinstance(weight, torch.Tensor):
             raise TypeError(f"record_weight takes a name and a torch.Tensor, got {name!r} and {kind_of(weight)}")
         self.recorded.setdefault(weight.data_ptr(), name)
-        self._keep_alive(name, weight)
+        self._record_and_keep_alive(name, weight)
 
-    def _keep_alive(self, name: str, weight: torch.Tensor) -> None:
+    def _record_and_keep_alive(self, name: str, weight: torch.Tensor) -> None:
         self.weight_refit_map[name] = weight
         self.cpu_weights_reference_holder.append(weight)
 
@@ -173,7 +173,7 @@ class ConversionContext:
         return next(found, None) if tensor.numel() > 1 else None
 
     def trt_weights(self, value: torch.Tensor) -> Any:
-        """Return ``trt.Weights`` of a constant, named after its recipe or content; only strided memory is copied."""
+        """Return ``trt.Weights`` of a constant, named by `constant_names` or content; only strided memory is copied."""
         tensor = narrow_float64(value.detach().cpu().contiguous())
         constant = self.find_equal_constant(value)
         name = None if constant is None else self.constant_names[id(constant)]
@@ -183,7 +183,7 @@ class ConversionContext:
             tensor = self.literals.setdefault(name, tensor) if constant is None else tensor.clone()
         dtype = str(tensor.dtype).removeprefix("torch.")
         self.weights.setdefault(tensor.data_ptr(), Weight(name, dtype, tuple(tensor.shape)))
-        self._keep_alive(name, tensor)
+        self._record_and_keep_alive(name, tensor)
         return as_weights(tensor)
 
     def trt_quantized_weights(self, value: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> Any:

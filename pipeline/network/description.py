@@ -137,6 +137,7 @@ class Network:
 
     @property
     def digest(self) -> str:
+        """The SHA-256 of the description's text, in hexadecimal digits."""
         return hashlib.sha256(str(self).encode()).hexdigest()
 
     def __str__(self) -> str:
@@ -272,12 +273,13 @@ class _NetworkReader:
                 yield what, next(index for index, other in enumerate(known) if owner is other)
 
     def role_and_name(self, weights: LayerWeights) -> tuple[str, str]:
+        """Return the role and name of a layer's weight; raise a ValueError if no name, or a wrong one, was recorded."""
         weight = self.weight_at(weights.layer, weights.role) if self.weight_at is not None else None
         kind = f"the {weights.role} of layer {weights.layer!r}"
         if weight is None and weights.pointer is not None:
             weight = self.weight_name(weights.pointer)
         if weight is None:
-            raise ValueError(f"no name was recorded for {kind} ({weights.count} x {weights.dtype})")
+            raise ValueError(f"no name was recorded for {kind} ({weights.count} x {weights.dtype}): call record_weight")
         if math.prod(weight.shape) != weights.count:
             raise ValueError(f"{kind} has {weights.count} elements, but its recorded weight is {weight}")
         if self.weights.setdefault(weight.name, weight) != weight:
@@ -286,6 +288,7 @@ class _NetworkReader:
 
 
 def _read_attributes(kind: str, layer: trt.ILayer, inputs: list[Any]) -> Iterator[tuple[str, Value]]:
+    """Yield name and value of each attribute of a layer, except attributes that an input of the layer replaces."""
     for attribute in ATTRIBUTES.get(kind, ()):
         replaced = (
             attribute.unless is not None and attribute.unless < len(inputs) and inputs[attribute.unless] is not None

@@ -110,12 +110,12 @@ def _fusion_and_evidence(
     """Return whether kernels of the plan fuse a dequantizing layer (None: unknown), and the evidence as text."""
     if kernels is None:
         return None, "the plan contains no program as text"
-    fused, why = _fused_and_why(network, layer, role, kernels)
+    fused, why = _is_fused_and_why(network, layer, role, kernels)
     is_known_gap = not CAPABILITIES.codes_beside_floats and not fused and role == "weight"
     return fused, why + (UNREAD.get((type, layer.outputs[0].dtype), "") if is_known_gap else "")
 
 
-def _fused_and_why(network: Network, layer: Layer, role: str, kernels: Sequence[PlanKernel]) -> tuple[bool, str]:
+def _is_fused_and_why(network: Network, layer: Layer, role: str, kernels: Sequence[PlanKernel]) -> tuple[bool, str]:
     inside = [step for step in kernels if layer.name in step.layers]
     readers = _layers_reading(network, layer.outputs[0].name)
     names = {reader.name for reader in readers}
@@ -154,11 +154,11 @@ def _read_kernels(plan: Any) -> tuple[PlanKernel, ...] | None:
         return None
     types = {m["name"].decode(): m["type"].decode() for m in _TENSOR.finditer(plan)}
     return tuple(
-        _parse_kernel(line, types) for line in found[0].decode(errors="replace").split("\n") if _STEP.match(line)
+        _parse_kernel_line(line, types) for line in found[0].decode(errors="replace").split("\n") if _STEP.match(line)
     )
 
 
-def _parse_kernel(line: str, tensor_types: Mapping[str, str]) -> PlanKernel:
+def _parse_kernel_line(line: str, tensor_types: Mapping[str, str]) -> PlanKernel:
     named, read, computed = _STEP.match(line), _READ.search(line), _COMPUTED.search(line)
     assert named is not None
     tensors = _QUOTED.findall(read["tensors"]) if read is not None else []

@@ -57,10 +57,9 @@ class _Replay:
         return self.net
 
     def create_layer(self, row: Layer) -> trt.ILayer:
-        """Create the layer that a row describes, with name and attributes; inputs from later layers are still
-        missing."""
+        """Create the layer that a row describes, but do not connect inputs that come from later layers."""
         mark = self.log.position()
-        layer = self.add_described_layer(row)
+        layer = self.add_layer_by_kind(row)
         if layer is None:
             raise self.layer_error(row, self.log.error_text_since(mark))
         layer.name = row.name
@@ -70,7 +69,7 @@ class _Replay:
         self.set_attributes(row, layer)
         return layer
 
-    def add_described_layer(self, row: Layer) -> trt.ILayer:
+    def add_layer_by_kind(self, row: Layer) -> trt.ILayer:
         inputs = [None if name is None else self.tensors.get(name) for name in row.inputs]
         if row.kind in ("ATTENTION_INPUT", "ATTENTION_OUTPUT"):
             return self.attention_boundary(row, inputs)

@@ -106,7 +106,7 @@ LIMITS = (
         measured="gave -5e16 for 0.7",
     ),
     Limit(
-        "dropout samples random numbers",
+        "dropout is on, which needs PyTorch's RNG",
         call(aten.native_dropout.default, x("n", 9), 0.5, False),
         call(aten.native_dropout.default, x("n", 9), 0.5, None),
         "values",
@@ -146,7 +146,7 @@ LIMITS = (
         "values",
     ),
     Limit(
-        "index_put with accumulate needs rank 9",
+        "accumulating needs a tensor of rank 9",
         call(aten.index_put.default, x(*[2] * 7), [indices(3)], x(1), True),
         call(aten.index_put.default, x(*[2] * 8), [indices(3)], x(1), True),
     ),
@@ -224,19 +224,19 @@ LIMITS = (
         "converts|values",
     ),
     Limit(
-        "and TensorRT may round its product with the scale",
+        "and TensorRT may misround its product with the scale",
         bilinear(x(2, 2, 4, "n"), None, [2.0, 1.5]),
         bilinear(x(2, 2, 4, "n"), None, [2.0, 1.7]),
         "converts|values",
     ),
     Limit(
-        "comparing every index with every position needs",
+        "the comparison of all indices with all positions",
         call(aten.scatter_add.default, x(2, 3), 1, indices(2, 4), x(2, 4)),
         call(aten.scatter_add.default, x(1, 1 << 15), 1, indices(1, 1 << 16), x(1, 1 << 16)),
         measured="A tensor of 2^31 elements",
     ),
     Limit(
-        "a scatter with reduction needs rank 9",
+        "the reduction needs a tensor of rank 9",
         call(aten.scatter_add.default, x(*[2] * 7), 1, indices(*[2] * 7), x(*[2] * 7)),
         call(aten.scatter_add.default, x(*[2] * 8), 1, indices(*[2] * 8), x(*[2] * 8)),
     ),
