@@ -100,7 +100,7 @@ def test_profiles_are_given_once() -> None:
         compile(Product().eval(), args=(x, x.clone()), profiles=PROFILES, dynamic_shapes=({}, {}))
     with pytest.raises(TypeError, match="use only one of them"):
         compile(torch.nn.ReLU(), args=(given,), profiles=[({},)])
-    with pytest.raises(ValueError, match="numbers of profiles, got 2, 3"):
+    with pytest.raises(ValueError, match="number of profiles, got 2 and 3"):
         compile(Product(), args=(given, pipeline.Input(profiles=[NARROW, NARROW, WIDE])))
 
 

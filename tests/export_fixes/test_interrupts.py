@@ -25,6 +25,13 @@ from pipeline.export_fixes.torch_patches import TABLE
 aten = torch.ops.aten
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """Each interrupt collects garbage, which is fast where little else is tracked."""
+    gc.collect()
+    gc.freeze()
+
+
 class Inherits(dict[str, Any]):
     """An attribute that is inherited is replaced, and then is again."""
 
