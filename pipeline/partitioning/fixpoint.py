@@ -1,4 +1,4 @@
-"""Decide which operators run in engines: all that can, unless cuts cost too much or engines are too many or too small."""
+"""Decide which operators run in engines: all that can, unless cuts cost too much or engines are too small or many."""
 
 from __future__ import annotations
 
