@@ -1,4 +1,4 @@
-"""Add low-rank adapters (LoRA) to weights: a weight W becomes W + scale * B @ A, and W again after their removal.
+"""Add low-rank adapters (LoRA) to weights: a weight W becomes W + scale * B @ A, and W again once they are removed.
 
 The parameter stays unchanged. Two parameters ``NAME.lora_A`` and ``NAME.lora_B`` are added, and every constant computed
 from the parameter is computed from the sum instead. So removing adapters restores the program exactly.

@@ -1,4 +1,4 @@
-"""Provide helpers for graphs: read results, copy nodes, create graph modules, and apply recursive rules."""
+"""Provide helpers for graphs: read results, copy nodes, create graph modules, and evaluate deeply recursive rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define custom operators ``pipeline::…``: markers, ``size``, and recurrences over tokens.
+"""Define custom operators ``pipeline::…``: ``size``, markers that compute nothing, and recurrences over tokens.
 A marker returns its tensor unchanged and states a fact about it; ``size`` returns a (data-dependent) size as a tensor.
 
 Recurrences are the stateful layers of language models, for any number of tokens. An engine computes a single token by

@@ -1,4 +1,4 @@
-"""Functionalize an exported program: remove mutation and inline regions such as ``torch.no_grad()``.
+"""Functionalize an exported program: remove its mutation, and inline its regions such as ``torch.no_grad()``.
 
 Rewriting (`capture.mutation`) removes writes in linear time. A program with a case that has no rewriting rule (writes
 to parameters, training, user-defined operators that mutate, autocast and ``torch.vmap`` within the model) is

@@ -1,4 +1,4 @@
-"""Select the `Ledger` that records a run's time and memory: an observer, the progress bars, or a hidden ledger."""
+"""Select the `Ledger` that records a run's time and memory: an observer, or a new one, which may show progress bars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define evaluators: converters that add no layer.
+"""Define evaluators: converters for arithmetic on sizes, which add no layer.
 They return a size as an expression over the program's symbols; layers compute it only if another layer reads it."""
 
 from __future__ import annotations

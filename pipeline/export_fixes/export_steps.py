@@ -1,4 +1,4 @@
-"""Wrap internal steps of torch.export: buffer copies, guards, logs, module hooks of the tracer, and transforms."""
+"""Change steps inside torch.export: remove buffer copies, collect range errors, redirect logs, trace calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find dynamic sizes that, if 0, leave a loop of a kernel empty that should store a result (the bug `empty-loops`).
+"""Find dynamic sizes that may be 0: a kernel whose loop is then empty never stores a result (the bug `empty-loops`).
 
 TensorRT-RTX computes a broadcast tensor in the kernel that broadcasts it, and stores it for other kernels inside the
 loop over the larger tensor. If the larger tensor is empty in a call, the broadcast tensor is never stored.

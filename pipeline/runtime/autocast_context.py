@@ -1,4 +1,4 @@
-"""Handle torch's autocast around captures and calls.
+"""Record torch's autocast in a capture of a model, and switch it off in calls of a compiled program.
 A model captured under autocast is compiled with its casts; a compiled program ignores the autocast of its caller."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cache the kernels that TensorRT-RTX compiles for a program's engines on disk.
+"""Cache on disk the kernels that TensorRT-RTX compiles for a program's engines.
 
 On an H200 the first context of ResNet-50 takes 1.6 s without the cache and 0.07 s with it.
 """

@@ -1,4 +1,4 @@
-"""decompose: ``Program`` → ``Program``. Decompose ATen operators to the registry's opset, and fold constants.
+"""decompose: ``Program`` → ``Program``. Decompose ATen operators to operators with a converter, and fold constants.
 
 Before: any functional ATen graph. After: a converter accepts each operator, or the operator cannot be decomposed. Nodes
 that depend only on parameters have become placeholders with a recipe, and dead nodes are removed. No tensor is computed

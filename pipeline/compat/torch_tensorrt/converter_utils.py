@@ -1,4 +1,4 @@
-"""The helper functions of Torch-TensorRT's converters. LEGACY converters (network first) pass their network as ``ctx``.
+"""The helper functions of Torch-TensorRT's converters. LEGACY converters pass TensorRT's network as ``ctx``.
 
 The signatures are Torch-TensorRT's. Results differ in two points: a constant keeps its dtype and shape (a Python int
 becomes int64, not int32), and a view of a parameter can still be refitted.

@@ -1,4 +1,4 @@
-"""The building blocks of Torch-TensorRT's converters, with its signatures, in a module for each family of operators.
+"""The building blocks that Torch-TensorRT's converters call, with the same signatures; a module per operator family.
 Each block returns the equivalent ATen calls, whose converters in this package add the layers."""
 
 from pipeline.compat.torch_tensorrt.impl import activation as activation
