@@ -225,7 +225,7 @@ def _fake_outputs(program: Program) -> list[torch.Tensor]:
 
 
 def run_or_fail(kind: Kind, call: Call, function: Callable[[], T], where: str = "") -> T:
-    """Return the function's result; convert any exception to a `CheckError` of this kind. ``where``: text for it."""
+    """Return the function's result; convert an exception to a `CheckError` of this kind, whose text has ``where``."""
     try:
         return function()
     except CheckError:

@@ -40,7 +40,7 @@ def bisect_program(
     agreement: the errors of the whole program. comparison: the reference results. recompiler: the stages that compile
         parts of the program.
     """
-    trials = _Trials(compiled, agreement, comparison, recompiler)
+    trials = _PartialCompilations(compiled, agreement, comparison, recompiler)
     nodes = suspect_operators(compiled, agreement, comparison)
     if agreement.holds or not nodes:
         return Bisection((), 1, agreement)
@@ -52,8 +52,8 @@ def bisect_program(
 
 
 @define
-class _Trials:
-    """Trial compilations: each runs a set of nodes in TensorRT, and checks whether the wrong outputs recur."""
+class _PartialCompilations:
+    """Compilations of a program with only some nodes in TensorRT, to see whether its wrong outputs are wrong again."""
 
     compiled: Compiled
     agreement: Agreement
