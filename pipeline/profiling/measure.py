@@ -154,7 +154,7 @@ def keep_busy(cycles: int) -> None:
 
 def create_instrumentable(compiled: Compiled, shared_constants: dict[str, torch.Tensor] | None = None) -> ProgramModule:
     """Return a module that launches each segment separately, without CUDA graphs, and reads the model's weights in
-    place. ``shared_constants``: constants that modules of the same model share; new ones are added."""
+    place. ``shared_constants``: a dict of constants for all modules of a model, which adds its own."""
     settings = compiled.settings.evolve(cuda_graphs=False, engine_graphs=False, copy_weights=False)
     return ProgramModule(compiled, "tensorrt", settings, shared_constants)
 

@@ -30,7 +30,7 @@ WITHOUT_EFFECT: Final = frozenset(
 
 
 def merge_slowest(by_rank: Sequence[Mapping[str, Milliseconds]]) -> Mapping[str, Milliseconds]:
-    """Return the longest of each time over all ranks, since a distributed call waits for the slowest rank."""
+    """Return, by key, the longest time that any rank measured, since a distributed call waits for the slowest rank."""
     merged = dict[str, Milliseconds]()
     for key, (ours, theirs) in (item for pairs in by_rank for item in pairs.items()):
         slowest = merged.get(key, (ours, theirs))

@@ -87,7 +87,7 @@ def suspect_operators(compiled: Compiled, agreement: Agreement, comparison: Comp
 
 
 def _to_fault(program: Program, names: Sequence[str], failures: Iterable[OutputAgreement]) -> Fault:
-    """Create the fault of the nodes with these names; ``failures`` are the outputs that become wrong by them."""
+    """Create the fault of the named nodes; ``failures``: outputs that are wrong with only these nodes in TensorRT."""
     by_name: dict[str, torch.fx.Node] = {n.name: n for n in program.graph.nodes}
     nodes = [by_name[name] for name in names]
     targets = tuple(qualified_name(node.target) for node in nodes)

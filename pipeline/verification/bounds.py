@@ -113,7 +113,7 @@ class Spread:
     norms: tuple[float, ...] = ()
 
     def add_run(self, value: torch.Tensor, exact: torch.Tensor, bound: float) -> Spread:
-        """Return the spread with the finite results of one more run with random rounding."""
+        """Return the spread with one more run, whose output is ``value``; ``draws`` counts errors above ``bound``."""
         errors = _relative_errors(value, exact, exact, largest_finite(exact))
         known = torch.where(value.isfinite() & exact.isfinite(), value, exact)
         drawn = int((errors > bound).sum()), largest_magnitude(errors[errors.isfinite()])

@@ -99,7 +99,7 @@ class _Writer:
         return node.name in self.names or (node.target is operator.getitem and self.is_faulty(node.args[0]))  # type: ignore[arg-type]
 
     def render(self, values: dict[str, Argument], fault: Fault, comparison: Comparison) -> str:
-        """Return the whole script, whose inputs are random tensors that resemble ``values``."""
+        """Return the whole script, whose inputs are random tensors that resemble ``values`` (of nodes, by name)."""
         tensors = [n for n in self.inputs if isinstance(values.get(n.name), torch.Tensor)]
         constants = [n for n in tensors if n.name in self.program.constants]
         inputs = [n for n in tensors if n not in constants]
