@@ -93,7 +93,8 @@ def _median_rows(runs: Sequence[Rows]) -> Rows:
 def _layer_times(
     compiled: Compiled, segment: Segment, rows: Rows, metadata: Mapping[str, Sequence[str]]
 ) -> Iterator[LayerTime]:
-    """Yield the profiler's rows of an engine, each with the nodes whose results it computes."""
+    """Yield the profiler's rows of an engine, each with the nodes whose results it computes. ``metadata``: the network
+    layers that the engine inspector reports for each row, by the row's name."""
     names = [name for name, _ in rows]
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     engine, network = compiled.engines[index], compiled.networks[index]
@@ -109,7 +110,7 @@ def _layer_times(
 
 
 def _names_of_operators(compiled: Compiled, names: Iterable[str]) -> Iterator[str]:
-    """Yield, of these names of nodes, those whose nodes are operators of the program."""
+    """Yield those of the names that belong to operators in the program's graph, not to inputs, sizes or tuple items."""
     known = {node.name for node in compiled.program.graph.nodes if is_operator(node)}
     return (name for name in names if name in known)
 

@@ -145,7 +145,8 @@ def _assignment_cost(row: tuple[str, float], kernels: Sequence[tuple[str, float]
 
 
 def _name_mismatch_cost(row_name: str, kernel_name: str) -> float:
-    """Return how badly a kernel's name matches a profiler row's name, as a cost: `WRONG`, `MORE`, `COPY` or 0."""
+    """Return a cost: `WRONG` if the kernel belongs to another profiler row, `MORE` if a library's kernel is compared
+    with an elementwise row, `COPY` for a memory copy, else 0."""
     if kernel_name.startswith("Mem"):
         return COPY
     if _is_of_other_row(row_name, kernel_name):

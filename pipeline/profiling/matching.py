@@ -98,8 +98,9 @@ class _LayerIndex:
 
 
 def _align_steps(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
-    """Return the plan's kernel for each profiler row: by the number in the row's name, else by aligning both sequences.
-    Matmuls and convolutions are aligned only by order, since their kernels have names from other libraries."""
+    """Return the plan's kernels by the index of the profiler row that measures them. A row is matched by the number in
+    its name, else by aligning the sequence of rows with that of kernels. There, all matmuls and convolutions count as
+    equal, since libraries name their kernels."""
     by_place = {(step.place, kernel_stem(step.name)): step for step in steps}
     numbers = ((i, row, _PLACE.search(row)) for i, row in enumerate(rows))
     placed = {i: by_place.get((int(place[1]), kernel_stem(row))) for i, row, place in numbers if place is not None}
@@ -117,8 +118,8 @@ def kernel_stem(name: str) -> str:
 
 
 def _comparable_row(row_name: str, names: Mapping[str, str]) -> str:
-    """Return a profiler row's name in the form in which it is compared with the plan's kernels; ``names`` has
-    `_comparable_name` of each kernel, by the stem of the kernel's name."""
+    """Return the text that represents a profiler row when rows are aligned with kernels: that of the row's kernel,
+    ``product`` for a library's kernel, or the row's name. ``names``: each kernel's text, by `kernel_stem`."""
     return names.get(kernel_stem(row_name)) or (PRODUCT if _LIBRARY.search(row_name) else row_name)
 
 
@@ -143,8 +144,8 @@ def layers_in_name(row_name: str, layers: Sequence[str]) -> Iterator[str]:
 
 
 def parse_metadata(information: str) -> dict[str, tuple[str, ...]]:
-    """Return the layers of each profiler row from the engine inspector's JSON; the stage `build` writes them there, as
-    metadata of layers. Return an empty dict if the text is not JSON, or has only the layers' names."""
+    """Return, by the name of each profiler row, its network layers, from the field "Metadata" in the JSON of TensorRT's
+    engine inspector. Return an empty dict if the text is not JSON, or lists no metadata."""
     try:
         listed = json.loads(information)
     except ValueError:

@@ -127,9 +127,9 @@ CYCLES = 2.5e9
 
 @define
 class SegmentTimer:
-    """Time the kernels of a segment without launch gaps: the GPU is kept busy for 1.5 times the shortest time in which
-    the host launched the segment, so that all its kernels are queued before the first one runs. After about 1,000
-    queued launches the host waits, so the host's time in later runs may include GPU time."""
+    """A timer for a segment's kernels without the gaps between launches: before each run, it keeps the GPU busy for 1.5
+    times the segment's shortest launch time on the host, so all kernels are queued before the first one runs. After
+    about 1,000 queued launches the host waits, so the host's time in later runs may include GPU time."""
 
     host: float | None = None
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(factory=list)
@@ -154,13 +154,13 @@ def keep_busy(cycles: int) -> None:
 
 def create_instrumentable(compiled: Compiled, shared_constants: dict[str, torch.Tensor] | None = None) -> ProgramModule:
     """Return a module that launches each segment separately, without CUDA graphs, and reads the model's weights in
-    place. ``shared_constants``: constants that modules of the same model share; new ones are added."""
+    place. ``shared_constants``: a dict of constants for all modules of a model, which adds its own."""
     settings = compiled.settings.evolve(cuda_graphs=False, engine_graphs=False, copy_weights=False)
     return ProgramModule(compiled, "tensorrt", settings, shared_constants)
 
 
 def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, list[float]]:
-    """Return the milliseconds of each segment in each run. The timers stay, and make later calls slower."""
+    """Time a call ``runs`` times; return each segment's milliseconds by name. The module keeps its timers."""
     timers = attach_timers(module)
     for _ in range(runs + 1):
         call(module)
@@ -223,7 +223,8 @@ def layer_times(
 def record_run(
     run: SegmentRunner, context: object, recorder: LayerRecorder, inputs: list[Leaf], options: RunOptions
 ) -> Sequence[Leaf]:
-    """Run an engine with this profiler, and end the run before another segment uses the same execution context."""
+    """Run an engine whose execution ``context`` reports layer times to ``recorder``; then close the recorder's run, so
+    that another segment with the same context does not add rows to it."""
     context.profiler = recorder  # type: ignore[attr-defined]
     outputs = run(inputs, options)
     torch.cuda.synchronize()

@@ -30,7 +30,7 @@ WITHOUT_EFFECT: Final = frozenset(
 
 
 def merge_slowest(by_rank: Sequence[Mapping[str, Milliseconds]]) -> Mapping[str, Milliseconds]:
-    """Return the longest of each time over all ranks, since a distributed call waits for the slowest rank."""
+    """Return, by key, the longest time that any rank measured, since a distributed call waits for the slowest rank."""
     merged = dict[str, Milliseconds]()
     for key, (ours, theirs) in (item for pairs in by_rank for item in pairs.items()):
         slowest = merged.get(key, (ours, theirs))
@@ -43,8 +43,8 @@ class Measurements(Protocol):
     """A store of the measured times of programs and engines, by `Keys`."""
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
-        """Return, by key, the times that were measured on one kind of GPU: the current one or, if ``targets`` (compute
-        capabilities) does not include it, another one with these capabilities."""
+        """Return, by key, the times measured on the current model of GPU. If there is no GPU or its compute capability
+        is not in ``targets``, return those of the only stored GPU model with the target's compute capability."""
 
     def save(self, measured: Mapping[str, Milliseconds]) -> None:
         """Save measured times for the current GPU; times that are already saved are not replaced."""
@@ -67,10 +67,11 @@ class Keys:
     """The keys under which a program's measured times are saved: digests of everything that determines times, except
     the GPU and the versions of libraries.
 
-    program: the key of the captured graph and its sizes. Under it are saved the times of the whole program: of the
-        fastest mixture of engines and PyTorch, and of a variant with more operators in PyTorch. engines: by engine
-        name, the key of the engine's network, whatever its names. For an optimization profile, the keys are for calls
-        with the profile's sizes and for engines that run in these.
+    program: the key of the whole program, a digest of the captured graph and its sizes. Under it are saved two times:
+        of the fastest mixture of engines and PyTorch, and of a variant with more operators in PyTorch.
+    engines: the key of each engine, by engine name: a digest of its network that does not depend on names.
+
+    Keys of one optimization profile are for calls with its sizes, and contain only engines that run in such calls.
     """
 
     program: str
@@ -78,8 +79,8 @@ class Keys:
 
     @classmethod
     def of(cls, compiled: Compiled, profile: int | None = None, alternative: str = "program") -> Keys:
-        """Return the keys of a program or of one of its profiles. ``alternative`` is a text that is part of the key: it
-        names the variant of the program that is measured too."""
+        """Return the keys of a program or of one of its optimization profiles (by index). ``alternative``: any text
+        that names the variant with more operators in PyTorch; the program's key depends on it."""
         prefix = "\n".join([_settings_text(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
         segments = [(segment, network) for segment, network in rows if segment.runs_in(profile)]

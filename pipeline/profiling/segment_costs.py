@@ -106,11 +106,9 @@ def _geometric_mean(costs: Sequence[SegmentCost]) -> SegmentCost:
 def _measure_replays(
     programs: Sequence[Compiled], modules: Sequence[ProgramModule], calls: Sequence[Call], counts: Sequence[int]
 ) -> Iterator[list[list[float]]]:
-    """Replay a CUDA graph of each program in each call; yield, for each call, the milliseconds of each program's
-    replays (no milliseconds without the setting ``cuda_graphs``, or if the capture fails). ``counts`` are replays by
-    call.
-
-    All graphs share one memory pool.
+    """Capture each call of each program in a CUDA graph, and replay it. Yield, for each call, a list with the
+    milliseconds of every replay for each program; the list is empty if the program's setting ``cuda_graphs`` is False
+    or the capture fails. ``counts``: the number of replays for each call. All graphs share one memory pool.
     """
     pool: Argument = None
     graphs: list[torch.cuda.CUDAGraph | None] = []

@@ -44,7 +44,7 @@ class Size:
         return self.evaluate(sizes, lambda function, a, b: function(a, b))
 
     def evaluate(self, sizes: Mapping[str, T], compute: Callable[[Function, T, T | int], T]) -> T:
-        """Evaluate the expression for these sizes; ``compute`` is called for each arithmetic operation."""
+        """Evaluate the expression for these sizes by calls of ``compute(operator.mul, a, b)`` or another operation."""
         value = sizes[self.size_names[0]]
         for name in self.size_names[1:]:
             value = compute(operator.mul, value, sizes[name])

@@ -143,7 +143,8 @@ def _check_on_device(
     decompositions: DecompositionTable,
     settings: CompilationSettings,
 ) -> None:
-    """Capture the call for another device, and check it there too if its graph differs, unless torch rejects it."""
+    """Capture the call with its tensors on ``device``; run `check` on the result if it differs from ``program``. Do
+    nothing if PyTorch does not accept the call there."""
     device_settings = settings.evolve(device=device)
     try:
         with suppress(CallError):
@@ -224,7 +225,7 @@ def _fake_outputs(program: Program) -> list[torch.Tensor]:
 
 
 def run_or_fail(kind: Kind, call: Call, function: Callable[[], T], where: str = "") -> T:
-    """Call a function; convert any exception to a `CheckError` of this kind."""
+    """Return the function's result; convert an exception to a `CheckError` of this kind, whose text has ``where``."""
     try:
         return function()
     except CheckError:

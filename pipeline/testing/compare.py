@@ -22,8 +22,9 @@ LARGEST_PLAIN_INPUT = 8.0
 
 @frozen
 class Expected:
-    """The expected results of a call: eager's, those in float64 (``exact``), and those for absolute values of the
-    inputs, to which the tolerances of sums are relative. A result that PyTorch cannot compute is None.
+    """The expected results of a call, three for each output: ``eager`` PyTorch's, the ``exact`` one in float64, and the
+    ``absolute`` one, computed from the inputs' absolute values: a scale for the tolerance of sums, whose terms may
+    cancel. A result that PyTorch cannot compute is None.
 
     Complex results are pairs of reals in a last dim of size 2; ``pairs`` says which results are complex.
     """
@@ -37,10 +38,10 @@ class Expected:
 
 
 def compute_expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]) -> Expected:
-    """Run the operator in PyTorch: in its dtypes, in float64 and, if its tolerance in ``ULPS`` is relative to the
-    result for absolute values of the inputs, also on these.
+    """Run the operator in PyTorch: with the call's own dtypes, and in float64. Also run it on the absolute values of
+    the inputs, if its tolerance in ``ULPS`` has the scale ``"absolute"``. ``dtypes``: the dtypes of the results.
 
-    If PyTorch has no CPU kernel for the dtype, the float64 result, rounded to ``dtypes``, replaces eager's.
+    If PyTorch has no CPU kernel for the call, the float64 results, rounded to ``dtypes``, replace eager's.
     """
     tensors = call.create_tensors(sizes)
     doubles = _inputs_in_float64(tensors, any(d.is_floating_point for d in dtypes))
@@ -230,7 +231,8 @@ def _describe_leaf_difference(eager: object, exact: object, result: object, dtyp
 def _wrong_in_program(
     eager: torch.Tensor, exact: object, result: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return a mask of elements whose float64 error exceeds twice eager's largest error plus what `PROGRAM` allows."""
+    """Return a mask of elements whose error against ``exact`` exceeds the tolerance of programs in ``dtype`` plus twice
+    eager's largest error."""
     best = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
     best, single, ours = best.double(), eager.double(), result.double()
     worst = float((single - best).abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0

@@ -101,7 +101,7 @@ def _check_operators(call: Call, program: Program, expected: TargetsByName, unex
 
 
 def _check_random_calls(targets: Iterable[Operator], check_call: Function, profile: hypothesis.settings) -> None:
-    """Check a decomposition on random calls of its operators; raise a LookupError if no strategy exists."""
+    """Call ``check_call`` with random calls of these operators; raise a LookupError if none is accepted."""
     strategies = [strategy for strategy in map(strategy_for, targets) if strategy is not None]
     passed: list[Call] = []
 

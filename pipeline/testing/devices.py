@@ -44,7 +44,7 @@ def _dtype_and_shape(tensor: torch.Tensor) -> str:
 
 
 def _recipe_text(recipe: Recipe) -> str:
-    """Return, as text, how a constant is computed from parameters (its recipe), with numbers as names of steps."""
+    """Return a recipe (how a constant is computed from parameters) as text, with its steps renamed ``%0``, ``%1``, …"""
     text = f"{recipe.dtype} {recipe}"
     for index, step in enumerate(recipe.steps):
         text = re.sub(rf"\b{re.escape(step.name)}\b", f"%{index}", text)

@@ -75,7 +75,7 @@ def describe_shared_memory(
 ) -> str:
     """Describe where the memory sharing of our results and inputs differs from eager's: tensors that share memory
     only in ours, or that are one object only in eager, except ``returned``. Return an empty text if there is no
-    such difference. Both pytrees have the same structure."""
+    such difference. ``ours`` and ``eager`` (results) have the same structure, and so do the inputs."""
     mine, other = (
         [*_labeled_tensors("result", results), *_labeled_tensors("input", inputs)]
         for results, inputs in ((ours, our_inputs), (eager, eager_inputs))

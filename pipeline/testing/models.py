@@ -342,7 +342,7 @@ class _ComparedCalls:
         return ours, eager
 
     def compare_outputs(self, kind: Kind, label: str, eager: object, exact: object, ours: object, where: str) -> None:
-        """Raise a `ModelError` of this kind if results, inputs or buffers (see ``label``) differ from eager's."""
+        """Raise a `ModelError` of this kind if ``ours`` differs from eager. ``label``: result, input or buffer."""
         if fault := describe_outputs_difference(label, eager, exact, ours, self.module.program, self.executor):
             parts = f"the program is\n{self.module.program}\n\nand its engines are\n{_as_text(self.module.compiled)}"
             raise ModelError(kind, f"the compiled model differs from eager: {fault}{where}; {parts}")

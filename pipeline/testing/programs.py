@@ -102,7 +102,8 @@ class _Builder:
         return self.add_call(aten.view_as_complex.default, node) if pairs else node
 
     def create_size_nodes(self, tensors: Sequence[torch.fx.Node]) -> list[str]:
-        """Create a node for each named size: it is read from an input's shape, or is a separate input."""
+        """Create a node for each named size, which reads it from an input's shape; if no shape has it, create an int
+        input. Return the names of these int inputs."""
         separate_inputs = []
         inputs = [(x, spec.shape) for x, spec in zip(tensors, self.call.specs, strict=True) if not spec.constant]
         for name in self.call.sizes:
@@ -174,8 +175,8 @@ class _Builder:
 
 
 def _choose_hints(sizes: Mapping[str, Range]) -> dict[str, int]:
-    """Choose the hint of each size, for which torch evaluates guards. Hints differ if the ranges allow it, since torch
-    may treat sizes with equal hints as always equal."""
+    """Choose a hint for each size: the example value with which torch evaluates guards while it traces. Hints differ
+    if the ranges allow it, since torch may treat sizes with equal hints as always equal."""
     hints: dict[str, int] = {}
     for name, size in sizes.items():
         free = [h for h in (*range(size.opt, size.max + 1), *range(2, size.opt)) if h >= 2 and h not in hints.values()]

@@ -42,8 +42,9 @@ _HYPOTHESIS_OPTIONS: dict[str, Any] = {
 class Tally:
     """Counts of the calls that were tested.
 
-    passed: calls that passed every check. used: passed calls that used the target's own converter. reasons: counts of
-        rejections by reason. refused: PyTorch's reasons for refusing calls. seen: all calls.
+    passed: calls that passed every check. used: passed calls that used the target's own converter. reasons: for calls
+        that cannot run in an engine, counts by reason. refused: for calls that eager PyTorch or tracing does not
+        accept, the errors. seen: all calls.
     """
 
     passed: int = 0
@@ -160,8 +161,8 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
     Args:
         converter: a function declared with ``dynamo_tensorrt_converter``, or a registry.
         targets: the operators to test; by default all that the converter declares.
-        options: options of ``check_target``; in ``registry``, the converter replaces all other converters of its
-            operators.
+        options: keyword arguments of ``check_target``. In the registry that is given as ``registry``, the converter
+            replaces all other converters of its operators.
 
     Raises:
         CheckError, AssertionError, LookupError: as in ``check_target``; LookupError also if there is no converter.
@@ -180,7 +181,8 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
 
 
 def _registry_and_targets(converter: Any, replaced_in: ConverterRegistry) -> tuple[ConverterRegistry, Sequence[object]]:
-    """Return a registry that contains the converter (``replaced_in`` with it, or itself), and its operators."""
+    """Return a registry in which ``converter`` replaces the converters of its operators in ``replaced_in``, and these
+    operators. If ``converter`` is itself a registry, return it and all its operators."""
     if isinstance(converter, ConverterRegistry):
         return converter, sorted(converter.unique_targets(), key=qualified_name)
     return replaced_in.override(converter), [d.key for d in declarations_of(converter)]

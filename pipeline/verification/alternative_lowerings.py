@@ -35,8 +35,8 @@ class NotPossibleError(PipelineError):
 
 @frozen
 class Alternative:
-    """An alternative implementation of nodes: ``rewrite`` changes the nodes in the program, ``decide`` the choice of
-    their converters (or of PyTorch); both raise `NotPossibleError`. ``action`` describes it in reports."""
+    """An alternative implementation of nodes. ``rewrite`` replaces the nodes in the graph; ``decide`` chooses another
+    converter for them, or PyTorch. If not possible, both raise `NotPossibleError`. ``action``: its name in reports."""
 
     action: str
     rewrite: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program
@@ -44,7 +44,7 @@ class Alternative:
 
 
 def compute_in_float32(program: Program, nodes: Sequence[str]) -> Program:
-    """Return the program with these nodes computed in float32 between casts; a weight is stored in float32."""
+    """Return the program with casts to and from float32 around these nodes; their weights are stored in float32."""
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
     halves = [n for n in rewriting.graph.nodes if n.name in nodes and any(map(_is_half, (n, *n.all_input_nodes)))]
     if not halves:
@@ -68,7 +68,7 @@ def _cast_to_float32(rewriting: Rewriting, node: Node) -> None:
 
 
 def _replace_result(rewriting: Rewriting, old: Node, new: Argument) -> None:
-    """Replace a node (or its items) in all nodes that read it by another result, cast to the old dtype."""
+    """Let all nodes that read ``old`` (or an item of its tuple) read ``new`` instead, cast to the dtype of ``old``."""
     if isinstance(old.meta.get("val"), torch.Tensor):
         rewriting.replace(old, _cast_like(rewriting, old, new))
         return
@@ -141,7 +141,7 @@ def _trace_decomposition(rewriting: Rewriting, node: Node, depth: int) -> tuple[
 
 
 def use_next_converter(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
-    """Return verdicts in which each of these nodes is converted by the next converter that accepts it."""
+    """Return verdicts that choose, for each node, the next converter that accepts the node; ``reason`` is unused."""
     verdicts = dict(validated.verdicts)
     if refused := [name for name in nodes if not verdicts[name].others]:
         raise NotPossibleError(f"no other registered converter accepts {', '.join(refused)}")

@@ -40,7 +40,7 @@ def bisect_program(
     agreement: the errors of the whole program. comparison: the reference results. recompiler: the stages that compile
         parts of the program.
     """
-    trials = _Trials(compiled, agreement, comparison, recompiler)
+    trials = _PartialCompilations(compiled, agreement, comparison, recompiler)
     nodes = suspect_operators(compiled, agreement, comparison)
     if agreement.holds or not nodes:
         return Bisection((), 1, agreement)
@@ -52,8 +52,8 @@ def bisect_program(
 
 
 @define
-class _Trials:
-    """Trial compilations: each runs a set of nodes in TensorRT, and checks whether the wrong outputs recur."""
+class _PartialCompilations:
+    """Compilations of a program with only some nodes in TensorRT, to see whether its wrong outputs are wrong again."""
 
     compiled: Compiled
     agreement: Agreement
@@ -87,7 +87,7 @@ def suspect_operators(compiled: Compiled, agreement: Agreement, comparison: Comp
 
 
 def _to_fault(program: Program, names: Sequence[str], failures: Iterable[OutputAgreement]) -> Fault:
-    """Create the fault of the nodes with these names; ``failures`` are the outputs that become wrong by them."""
+    """Create the fault of the named nodes; ``failures``: outputs that are wrong with only these nodes in TensorRT."""
     by_name: dict[str, torch.fx.Node] = {n.name: n for n in program.graph.nodes}
     nodes = [by_name[name] for name in names]
     targets = tuple(qualified_name(node.target) for node in nodes)

@@ -88,7 +88,8 @@ class UnstablePart:
     values: torch.Tensor
 
     def explained_elements(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, scale: float) -> torch.Tensor:
-        """Return a mask of the elements whose value is one that other roundings give; ``errors`` is not read."""
+        """Return a mask of those elements of ``ours`` whose value other roundings also give: a float in their range,
+        widened by ``bound * scale``, or an equal integer or bool. ``errors`` is not read."""
         mask = self.mask.to(ours.device)
         if mask.shape != ours.shape:
             return torch.zeros_like(ours, dtype=torch.bool)
@@ -112,7 +113,7 @@ class Spread:
     norms: tuple[float, ...] = ()
 
     def add_run(self, value: torch.Tensor, exact: torch.Tensor, bound: float) -> Spread:
-        """Return the spread with the finite results of one more run with random rounding."""
+        """Return the spread with one more run, whose output is ``value``; ``draws`` counts errors above ``bound``."""
         errors = _relative_errors(value, exact, exact, largest_finite(exact))
         known = torch.where(value.isfinite() & exact.isfinite(), value, exact)
         drawn = int((errors > bound).sum()), largest_magnitude(errors[errors.isfinite()])

@@ -146,7 +146,7 @@ class EagerRun:
         return self.device if isinstance(value, torch.device) else value
 
     def add_rounding_noise(self, node: torch.fx.Node, value: object) -> Argument:
-        """Return a result of a node's operator: with random rounding errors added, if it is a floating-point tensor."""
+        """Return a node's result ``value``: if it is a floating-point tensor, with random rounding errors added."""
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         dtype = next((v.dtype for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)), value.dtype)

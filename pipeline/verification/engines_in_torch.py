@@ -67,7 +67,7 @@ def captured_program_in_torch(compiled: Compiled, reason: Rejection) -> Compiled
     parameters.
 
     Raises:
-        ValueError: there is no such program, or the settings compute float64 in float32.
+        ValueError: the program has no captured graph, or the setting ``truncate_double`` is True.
     """
     ours, source = compiled.program, compiled.program.source
     if source is None or ours.settings.truncate_double:
@@ -95,15 +95,15 @@ def _without_unread_random_numbers(program: Program) -> Program:
 
 
 def join_rejections(reasons: Sequence[Rejection]) -> Rejection:
-    """Join rejections into one that has the reasons of all; they have the same hint."""
+    """Return one rejection with the reasons of all of them, and with the hint, which is the same in all of them."""
     return Rejection("; ".join(dict.fromkeys(rejection.reason for rejection in reasons)), reasons[0].hint)
 
 
 def _operator_groups(
     before: Partitioned, segments_by_nodes: Sequence[Sequence[Segment]], reasons: Mapping[str, Rejection]
 ) -> tuple[Validated, list[Group]]:
-    """Return verdicts that reject the operators of the engines in ``reasons``; and, for each item of
-    ``segments_by_nodes`` (the segments with equal nodes, one for each profile), where it runs and its operators."""
+    """Return two results: verdicts that reject the operators of the engines in ``reasons``; and, for each item
+    of ``segments_by_nodes`` (segments with equal nodes), the group ``("torch" or "engine", names of operators)``."""
     operators = {node.name for node in before.program.graph.nodes if is_operator(node)}
     counts = Counter(name for first, *_ in segments_by_nodes for name in first.nodes)
     groups: list[Group] = []
@@ -118,7 +118,8 @@ def _operator_groups(
 
 
 def _torch_segment_for_engine(engine: Segment, segment: Segment) -> Segment:
-    """Return the PyTorch segment that replaces an engine, with the engine's profile, and the same weights in place."""
+    """Return the PyTorch ``segment`` with the optimization profile of the ``engine`` that it replaces, and with the
+    engine's inputs: a constant that the engine reads as an input becomes an input of the segment."""
     name, shared = engine.name.replace("engine", "torch", 1), {p.name: p for p in engine.inputs}
     added = [shared[name] for name in segment.constants if name in shared]
     constants = tuple(name for name in segment.constants if name not in shared)

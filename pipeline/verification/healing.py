@@ -31,11 +31,11 @@ class Decision:
 
 
 def apply_decisions(compiled: Compiled, decisions: Sequence[Decision], recompiler: Recompiler) -> Validated:
-    """Apply alternative implementations to a program's nodes; return the changed program, and its verdicts. New nodes
-    must run in engines; nodes that were given another implementation earlier keep it.
+    """Apply alternative implementations to a program's nodes; return the changed program with its verdicts. Nodes for
+    which an earlier call chose an implementation keep it.
 
     Raises:
-        NotPossibleError: nodes do not have this implementation.
+        NotPossibleError: nodes do not have this implementation, or no converter accepts a node that it creates.
     """
     program, verdicts = compiled.program, compiled.partitioned.verdicts
     changed = program

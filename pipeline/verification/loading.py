@@ -42,7 +42,7 @@ MAX_SINGLE_TRIALS: Final = 8
 
 
 class Loader(Protocol):
-    """A function that loads a program's engines, and returns which fail; None if it cannot try, as without a GPU."""
+    """A function that loads a program's engines, and returns which of them do not load; None if it cannot try here."""
 
     def __call__(self, compiled: Compiled, *, keep: bool) -> LoadResults | None: ...
 
@@ -52,9 +52,9 @@ def make_loadable(
 ) -> tuple[Compiled, LoadResults | None]:
     """Replace operators whose engines do not load; return a program whose engines load, and the loader's result for it.
 
-    Faulty operators are those that the error names, if an engine of only these does not load; otherwise bisection finds
-    them. Operators with the same signature count as faulty, too. Each faulty operator gets the first alternative
-    implementation that loads.
+    If an engine of only the operators that the error message names does not load, these are the faulty operators;
+    otherwise bisection finds them. Operators with equal engines count as faulty, too. Each faulty operator gets the
+    first alternative implementation that loads.
 
     Args:
         compiled: the program.
@@ -122,8 +122,8 @@ class _Search:
     def find_faults(
         self, compiled: Compiled, nodes: Sequence[torch.fx.Node], suspects: frozenset[str]
     ) -> list[list[torch.fx.Node]]:
-        """Find a smallest set of operators whose engine does not load, among the ``suspects`` if possible. Return it,
-        and all other sets of the same operators whose engines do not load."""
+        """Find a smallest set of nodes whose engine does not load, among the ``suspects`` if possible. Return this set,
+        and all sets of nodes elsewhere that call the same operators and whose engines do not load either."""
         partitioned, names = compiled.partitioned, [node.name for node in nodes]
         validated = Validated(partitioned.program, partitioned.verdicts)
         is_wrong = Predicate(lambda subset: self.fails_to_load(validated, subset), MAX_BUILDS, {frozenset(names): True})
@@ -148,7 +148,8 @@ class _Search:
     def decide(
         self, compiled: Compiled, fault: Sequence[torch.fx.Node], message: str, *, in_torch: bool = False
     ) -> Decision:
-        """Return the decision to replace a fault or one of its operators by the first alternative that loads."""
+        """Return the decision to replace the ``fault``, or one of its nodes, by the first alternative that loads, or
+        by PyTorch (``in_torch``). ``message``: TensorRT's error message."""
         names = tuple(node.name for node in fault)
         together = f" together with {', '.join(names[1:])}" if 1 < len(names) <= MAX_SINGLE_TRIALS else ""
         reason = f"its engine does not load{together}: {message}"

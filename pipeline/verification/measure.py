@@ -45,7 +45,7 @@ class Comparison:
     def create(
         cls, program: Program, executor: Executor | None = None, inputs: UserInputs = None, multiple: float = MULTIPLE
     ) -> Comparison:
-        """Run a program on its sample inputs in eager PyTorch.
+        """Run a program on samples in eager PyTorch. Later, errors up to ``multiple`` times eager's are accepted.
 
         Raises:
             PipelineError: the program was loaded from a file that lacks weights or the program for eager PyTorch.
@@ -69,7 +69,7 @@ class Comparison:
         )
 
     def measure_agreement(self, compiled: Compiled, only: frozenset[tuple[str, str]] | None = None) -> Agreement:
-        """Measure a compiled program's errors against eager: of all outputs, or ``only`` of pairs (output, sample)."""
+        """Measure a program's errors against eager, or ``only`` those of some outputs: (output name, sample name)."""
         rows: list[OutputAgreement] = []
         references = [r for r in self.references if only is None or any(r.sample.name == sample for _, sample in only)]
         modules = cache(lambda: compiled.module(self.executor))
@@ -91,7 +91,7 @@ class Comparison:
     def compare_sample(
         self, reference: Reference, ours: Sequence[Leaf], source: Literal["graph", "module"] = "graph"
     ) -> list[OutputAgreement]:
-        """Compare a sample's results with eager's; return a row for each output. ``source`` names what ran."""
+        """Compare a sample's results with eager's; return a row for each output. ``source``: what returned ``ours``."""
         rows = list[OutputAgreement]()
         for i, (name, value) in enumerate(zip(self.names, ours, strict=True)):
             row = OutputAgreement(name, reference.sample.name, source=source)

@@ -35,7 +35,7 @@ def add_module_rows(
     agreement: Agreement, comparison: Comparison, program: Program, multiple: float = MULTIPLE
 ) -> Agreement:
     """Compare the graph with the original module: add a row of source ``module`` to the agreement for each output and
-    sample. If the module cannot be compared, `Agreement.module` has the reason."""
+    sample. If it cannot be compared, `Agreement.module` has the reason. ``multiple``: as in `Comparison.create`."""
     rows, reasons = list[OutputAgreement](), list[str]()
     if not comparison.references:
         return agreement
@@ -60,7 +60,8 @@ def add_module_rows(
 
 
 def _references_on(comparison: Comparison, device: torch.device, multiple: float) -> Iterator[Reference]:
-    """Return the graph's results on the module's device: all samples, or one if eager ran on another device."""
+    """Yield the graph's eager results on the module's device: those of ``comparison`` or, if they are from another kind
+    of device, new ones for one sample. ``multiple``: as in `Comparison.create`."""
     for reference in comparison.references:
         if device.type == reference.device.type:
             yield reference
@@ -132,8 +133,8 @@ def _run_copy(comparison: Comparison, program: Program, reference: Reference, mo
 
 @contextmanager
 def _eager_context(program: Program, device: torch.device, tf32: bool) -> Iterator[None]:
-    """Return a context in which a module runs as it did at capture: without gradients, and with the same autocast. At
-    the end, the state of random generators is restored."""
+    """Return a context in which a module runs as it did at capture: without gradients, and with the same autocast;
+    ``tf32``: with TF32 matmuls on a GPU. At the end, the state of random generators is restored."""
     gpu = device.type == "cuda"
     with ExitStack() as around:
         around.enter_context(torch.no_grad())
@@ -183,7 +184,7 @@ def _copies_by_default(module_class: type) -> bool:
 
 
 def _copy_field(value: object, memo: dict[int, Any]) -> object:
-    """Copy an attribute of a module as ``copy.deepcopy`` would, whose ``memo`` this is; empty dicts take less time."""
+    """Return ``copy.deepcopy(value, memo)``, the copy of a module's attribute; it takes less time for empty dicts."""
     if type(value) in ATOMS:
         return value
     if type(value) in (dict, OrderedDict) and not value:

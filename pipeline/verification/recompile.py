@@ -53,7 +53,7 @@ def _was_loaded(program: Program) -> bool:
 
 @frozen
 class Recompiler:
-    """The stages that recompile a program: those that return `Validated` and `Partitioned`, and all later ones."""
+    """The stages that recompile a program: ``validate``, ``partition``, and all later ones, up to `Compiled`."""
 
     validate: AnyStage
     partition: AnyStage
@@ -65,7 +65,7 @@ class Recompiler:
         if the reference executor runs the recompiled programs.
 
         Raises:
-            PipelineError: the pipeline has no stage that returns one of these records.
+            PipelineError: one of `Validated`, `Partitioned`, `Built` and `Compiled` is returned by no stage.
         """
         index: dict[object, int] = {}
         for i, stage in enumerate(stages):

@@ -167,7 +167,7 @@ class NotComparableError(PipelineError):
 def _run_eager(
     sample: Sample, source: Program, parameters: Mapping[str, torch.Tensor], device: torch.device
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """Run a sample in eager; return the inputs that eager accepts (or the alternative inputs), and its results."""
+    """Run a sample in eager, with its alternative inputs if eager rejects the first; return inputs and results."""
     first: Exception | None = None
     try:
         for leaves in filter(None, (sample.leaves, sample.others)) if sample.leaves else ((),):
@@ -189,7 +189,8 @@ def _run_in_widest_dtype(
     device: torch.device,
     bounds: Iterable[Bound],
 ) -> tuple[tuple[object, ...] | None, str]:
-    """Run the program in float64 or else, for half dtypes, float32; return results and dtype's name."""
+    """Run the program on ``leaves`` in float64; if that fails and an output depends on half dtypes (see ``bounds``), in
+    float32. Return results and the dtype's name; None and ``eager`` if nothing ran."""
     halves = any(bound.dtype != torch.float32 for bound in bounds)
     for dtype in (torch.float64, torch.float32) if halves else (torch.float64,):
         try:
@@ -221,8 +222,8 @@ def _add_rounding(spread: Spread | None, value: Leaf, exact: Leaf, bound: float 
 
 def _unstable_part(exact: object, others: Sequence[Leaf], noise: float) -> UnstablePart | None:
     """Return the elements of an output that depend on discrete choices (such as ``argmax``), since they differ between
-    ``exact`` and ``others``, the results of runs with random errors. Return None if more than half of the floats
-    differ, since the whole output is then sensitive to rounding."""
+    ``exact`` and ``others``, the results of runs with random errors (relative size: ``noise``). Return None if more
+    than half of the floats differ, since the whole output is then sensitive to rounding."""
     if not isinstance(exact, torch.Tensor) or exact.is_complex() or any(v.shape != exact.shape for v in others):
         return None
     if exact.is_floating_point():
@@ -237,7 +238,7 @@ def _unstable_part(exact: object, others: Sequence[Leaf], noise: float) -> Unsta
 
 
 def output_bounds(source: Program, device: torch.device, tf32: bool, multiple: float) -> tuple[Bound, ...]:
-    """Return the error bound of each output of a program."""
+    """Return each output's bound, at least ``multiple`` times eager's error. ``tf32``: whether GPU matmuls use TF32."""
     products = matmul_precision("reference" if device.type == "cpu" else "tensorrt", tf32)
     return tuple(Bound(_coarsest_dtype(above), products, multiple) for above in output_ancestors(source))
 

@@ -52,7 +52,7 @@ class Sample:
 
 
 def create_samples(program: Program, source: Program, inputs: UserInputs = None) -> tuple[Sample, ...]:
-    """Create sample inputs for a program: the user's, or generated ones.
+    """Create sample inputs for a program: the user's, or generated ones that suit ``source``, the captured program.
 
     inputs: None to generate inputs: from the example's values if the program was captured with tensors, else random
         with a fixed seed. Otherwise a sequence of calls, or a function that returns a call, given the sizes (by input:
@@ -71,7 +71,7 @@ def create_sample(program: Program, sizes: Mapping[str, int]) -> Sample:
 def _create_sample(
     program: Program, source: Program, name: str, sizes: Mapping[str, int], inputs: UserInputs
 ) -> Sample:
-    """Create a sample with these sizes: from the call that the function ``inputs`` returns, or else generated."""
+    """Create a sample of this name and sizes: from the result of ``inputs``, if it is a function, else generated."""
     if callable(inputs):
         return _user_sample(program, name, inputs(sizes_by_location(program, sizes)))
     limits = index_limits(source)
@@ -227,7 +227,7 @@ def _table_lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
 
 
 def _name_before_moves(node: torch.fx.Node) -> str:
-    """Return the name of the node whose elements this node (or a chain of nodes) only moves or casts; else its own."""
+    """Return the name of the node at the start of the chain of moves and casts that ends in ``node``, maybe its own."""
     while moves_elements(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
     return node.name

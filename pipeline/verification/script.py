@@ -99,7 +99,7 @@ class _Writer:
         return node.name in self.names or (node.target is operator.getitem and self.is_faulty(node.args[0]))  # type: ignore[arg-type]
 
     def render(self, values: dict[str, Argument], fault: Fault, comparison: Comparison) -> str:
-        """Return the whole script, whose inputs are random tensors that resemble ``values``."""
+        """Return the whole script, whose inputs are random tensors that resemble ``values`` (of nodes, by name)."""
         tensors = [n for n in self.inputs if isinstance(values.get(n.name), torch.Tensor)]
         constants = [n for n in tensors if n.name in self.program.constants]
         inputs = [n for n in tensors if n not in constants]
@@ -119,14 +119,14 @@ class _Writer:
         )
 
     def call_source(self, node: torch.fx.Node, sources: dict[torch.fx.Node, str]) -> str:
-        """Return Python source that calls a node's operator."""
+        """Return Python source that calls a node's operator. ``sources``: Python source for nodes that it may read."""
         arguments = [self.source(a, sources) for a in node.args]
         arguments += [f"{k}={'device' if k == 'device' else self.source(v, sources)}" for k, v in node.kwargs.items()]
         name = qualified_name(node.target)
         return f"{name if name.startswith('aten.') else f'torch.ops.{name}'}({', '.join(arguments)})"
 
     def source(self, argument: object, sources: dict[torch.fx.Node, str]) -> str:
-        """Return the Python source of a node's argument."""
+        """Return the Python source of a node's argument: for a node, its source in ``sources`` or the node's name."""
         if isinstance(argument, torch.fx.Node):
             if argument in sources or argument.name in self.names:
                 return sources.get(argument, argument.name)

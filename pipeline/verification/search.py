@@ -20,7 +20,7 @@ IsWrong = Callable[[frozenset[str]], bool | None]
 
 
 class OutOfBuildsError(PipelineError):
-    """The search reached its limit of questions, each of which compiles a program."""
+    """The search reached its limit of compilations, each of which tests whether a set of nodes is wrong."""
 
 
 @define
@@ -46,14 +46,14 @@ class Predicate:
 
 @frozen
 class SearchResult:
-    """The result of a search: the wrong sets, in the order in which they were found, and whether these are all."""
+    """The result of a search: the sets of nodes with wrong results, in the order found, and whether these are all."""
 
     sets: tuple[tuple[str, ...], ...]
     complete: bool
 
 
 def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
-    """Return the smallest disjoint sets of nodes that are wrong, given all nodes in execution order."""
+    """Return the smallest disjoint sets of nodes for which ``is_wrong`` is True, given all nodes in execution order."""
     sets: list[tuple[str, ...]] = []
     rest = list(nodes)
     right_prefix = 0
@@ -71,7 +71,7 @@ def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
 
 
 def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
-    """Return a smallest wrong subset of wrong nodes; a larger subset if ``is_wrong`` reaches its limit of calls."""
+    """Return a smallest subset of ``nodes`` for which ``is_wrong`` is True; a larger one if it reaches its limit."""
     try:
         found, _ = _reduce_to_smallest(nodes, 0, is_wrong)
     except _LimitReached as cut:
@@ -80,7 +80,7 @@ def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
 
 
 class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
-    """The predicate's limit was reached while a set was reduced: ``nodes`` together are wrong, maybe a subset too."""
+    """The predicate's limit was reached before a wrong set was reduced to a smallest one. ``nodes``: the set so far."""
 
     def __init__(self, nodes: frozenset[str]) -> None:
         super().__init__()
@@ -107,10 +107,9 @@ def _reduce_to_smallest(nodes: Sequence[str], right_prefix: int, is_wrong: Predi
 
 
 def _find_border(candidates: Sequence[str], low: int, collected: Sequence[str], is_wrong: Predicate) -> tuple[int, int]:
-    """Find, by bisection, the shortest prefix of the candidates that is wrong together with the ``collected`` nodes.
-    Return the lengths of two prefixes: the shorter one is not wrong together with these nodes, the longer one is.
-    The lengths differ by 1, unless the predicate has no answer in between. ``low``: the length of a prefix that is
-    known not to be wrong."""
+    """Find, by bisection, how many of the candidates must join the ``collected`` nodes for ``is_wrong`` to be True.
+    Return two numbers: with the first ``candidates[:number]`` the predicate is False, with the second it is True.
+    They differ by 1, unless it is None for all numbers in between. ``low``: a number for which it is False."""
     high = len(candidates)
     while high - low > 1:
         for middle in _integers_from_middle(low, high):

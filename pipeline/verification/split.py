@@ -39,7 +39,7 @@ def put_in_engines(partitioned: Partitioned, nodes: frozenset[str]) -> Partition
 
 
 def reject_nodes(validated: Validated, reasons: Mapping[str, Rejection]) -> Validated:
-    """Return verdicts in which these nodes are rejected, each for its reason, so that they run in PyTorch."""
+    """Return verdicts that reject the nodes named in ``reasons``, each for its reason, so that they run in PyTorch."""
     verdicts = {
         name: evolve(v, choice=None, reasons=(*v.reasons, reasons[name])) if name in reasons and v.supported else v
         for name, v in validated.verdicts.items()

@@ -59,7 +59,7 @@ def _changed_values(
     to_text: Callable[[T], str] = str,
     missing: str = "-",
 ) -> Iterator[Row]:
-    """Yield a row for each name whose value differs between the two programs, or that only one of them has."""
+    """Yield a row for each name whose values in ``before`` and ``after`` differ as text (``missing`` if absent)."""
     old, new = dict(before), dict(after)
     for name in dict.fromkeys([*old, *new]):
         was, now = (to_text(rows[name]) if name in rows else missing for rows in (old, new))
@@ -153,8 +153,8 @@ def _engine_totals(view: ProgramView) -> list[tuple[str, str]]:
 def _changed_numbers(
     before: list[tuple[str, int]], after: list[tuple[str, int]], to_text: Callable[[int], str]
 ) -> Iterator[Row]:
-    """Yield a row for each name whose number differs. If ``to_text`` gives both numbers the same text, the row has them
-    in full, as bytes."""
+    """Yield a row for each name whose number differs. If ``to_text`` rounds both numbers to the same text, the row
+    has all digits of the two numbers, which are bytes."""
     yield from _changed_values(before, after, to_text)
     old, new = dict(before), dict(after)
     for name in old:

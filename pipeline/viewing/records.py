@@ -159,7 +159,7 @@ class ProgramView:
     title: the user's name for the program. settings: (name, value) of settings that differ from the default. versions:
         of pipeline, torch and TensorRT. sizes: dynamic sizes and the relations between them. agreement: errors against
         eager, if the program was verified. profile: times by layer and node, if they were measured. weights_digest: the
-        SHA-256 of the model's weights, if a file has it.
+        SHA-256 of the model's weights, if read from a file that has it.
     """
 
     title: str

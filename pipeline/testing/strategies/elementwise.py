@@ -70,7 +70,7 @@ def draw_power(draw: Draw, target: object) -> Call:
 
 @strategy(aten.round.decimals)
 def draw_round_decimals(draw: Draw, target: object) -> Call:
-    """Generate calls of ``round.decimals`` without ties, whose direction depends on the scaling's rounding error."""
+    """Generate calls of ``round.decimals``; no value is halfway between results, where rounding depends on scaling."""
     shape = draw(shapes())
     spec = tensors(shape, torch.float32, ("between", -90, 90))
     return draw(name_sizes(Call(target, (draw(spec),), {"decimals": draw(st.sampled_from((1, 2, 0, 3)))})))
@@ -98,7 +98,7 @@ prims = torch.ops.prims
 
 
 def _castable_kind(source_dtype: torch.dtype, result_dtype: torch.dtype) -> st.SearchStrategy[str]:
-    """Return a strategy for kinds of values to cast between dtypes: only positive values from floats to integers."""
+    """Return a strategy for kinds of values to cast between dtypes: ``positive`` if floats are cast to integers."""
     if source_dtype.is_floating_point and not result_dtype.is_floating_point and result_dtype != torch.bool:
         return st.just("positive")
     return value_kinds(source_dtype)

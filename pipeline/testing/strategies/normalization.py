@@ -52,7 +52,7 @@ def draw_rms_norm(draw: Draw, target: object) -> Call:
 
 
 def _draw_batch_shape(draw: Draw, groups: int, least_rank: int = 0) -> tuple[int, ...]:
-    """Generate the shape of a batch with at least two elements per channel, and ``groups`` groups of channels."""
+    """Generate a shape: a batch of at least 2, a multiple of ``groups`` channels, ``least_rank`` to 3 spatial dims."""
     spatial = draw(st.lists(st.integers(2, 4), min_size=least_rank, max_size=3))
     return (draw(st.integers(2, 3)), groups * draw(st.integers(1, 3)), *spatial)
 

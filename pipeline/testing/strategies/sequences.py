@@ -23,7 +23,8 @@ QUERIES, KEYS = "n", "m"
 
 
 def _draw_queries_keys_values(draw: Draw, dtype: torch.dtype, heads: int, leading: list[Dim]) -> tuple[object, ...]:
-    """Generate queries, keys and values of attention; keys and values have this number of ``heads``."""
+    """Generate queries, keys and values of attention. Their first dims are ``leading`` (``["b", 4]``: batch, heads); if
+    there are any, the last of them is replaced by ``heads`` in keys and values."""
     size = draw(st.sampled_from((16, 8, 5, 20)))
     groups = [*leading[:-1], heads] if leading else []
     shapes = ([*leading, QUERIES, size], [*groups, KEYS, size], [*groups, KEYS, size])
@@ -63,7 +64,7 @@ def draw_attention(draw: Draw, target: object) -> Call:
 
 
 def _draw_arguments_without_heads(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Leaf, ...]:
-    """Generate attention arguments without a head dim; values may have another size than queries and keys."""
+    """Generate queries, keys and values, all with the batch dims ``leading``; values may differ in the last size."""
     size, other = draw(st.sampled_from(((8, 8), (16, 16), (6, 3), (16, 8), (5, 20))))
     shapes = ([*leading, QUERIES, size], [*leading, KEYS, size], [*leading, KEYS, other])
     return tuple(draw(tensors(shape, dtype)) for shape in shapes)
@@ -82,7 +83,7 @@ def draw_flash_attention_for_cpu(draw: Draw, target: object) -> Call:
 
 @strategy(OPEN_MASK)
 def draw_open_mask(draw: Draw, target: Any) -> Call:
-    """Generate calls of ``OPEN_MASK``, the marker for attention masks that leave a key to each row."""
+    """Generate calls of ``OPEN_MASK``, which marks attention masks with an unmasked key in each row."""
     dtype = draw(st.just(torch.bool) | floats)
     return draw(name_sizes(Call(target, (draw(tensors(draw(shapes(2, 4)), dtype)),))))
 

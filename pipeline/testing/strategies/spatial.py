@@ -121,7 +121,7 @@ def _small_images(draw: Draw, rank: int) -> object:
 
 
 def _draw_align_corners(draw: Draw, target: Target) -> list[bool]:
-    """Generate the argument ``align_corners``, if the operator has it."""
+    """Generate the argument ``align_corners`` as a list of one bool; an empty list if the operator lacks it."""
     names = [argument.name for argument in target._schema.arguments]
     return [draw(st.booleans())] if "align_corners" in names else []
 
