@@ -77,8 +77,7 @@ def _input_kind(port: Port) -> str:
 
 
 def _trace_obstacle(program: Program, outputs: Sequence[tuple[bool, Leaf]]) -> str:
-    """Return why a traced graph cannot call a program (it mutates buffers or inputs …); empty if it can. ``outputs``:
-    for each of its outputs the result of `_is_tensor_and_constant`."""
+    """Return why a traced graph cannot call a program; empty if it can. ``outputs``: see `_is_tensor_and_constant`."""
     if program.buffers:
         name = next(iter(program.buffers.values()))
         return f"the compiled program updates its buffer {name}, and an outer graph cannot contain such a call"

@@ -67,7 +67,7 @@ def one_of(*words: str | None) -> Callable[[object, attrs.Attribute[Any], object
 
 def with_argument_advice(advice_for_unknown: Callable[[str], str], advice_for_positional: str) -> Callable[[C], C]:
     """Decorate an attrs class: unknown keywords or too many positional arguments raise a `TypeError` with advice.
-    ``advice_for_unknown`` returns the advice for a keyword; ``advice_for_positional`` is that for too many positions."""
+    ``advice_for_unknown`` returns the advice for a keyword; ``advice_for_positional`` is that for positional ones."""
 
     def decorate(cls: C) -> C:
         init: Callable[..., None] = vars(cls)["__init__"]
