@@ -38,7 +38,7 @@ def allowed_constant_bytes(parameter_sizes: Iterable[int], declared_bytes: int) 
 
 
 def min_bytes_to_fill(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
-    """Return the least bytes that a call of ``target`` fills; 0 unless it is ``full``, ``arange`` … with static sizes."""
+    """Return the least bytes that calling ``target`` allocates; 0 unless it is ``full``, ``arange`` … of fixed size."""
     if op_kind(target) is not Kind.FILLS:
         return 0
     names = [argument.name for argument in target._schema.arguments]
