@@ -266,7 +266,7 @@ class Loader:
         return evolve(program, source=self.build_source_program(program))
 
     def build_source_program(self, program: Program) -> Program | None:
-        """Build the program before `decompose` from the later one; None if it was not saved or an operator is absent."""
+        """Build the program before `decompose` from the later one; None if it was not saved or lacks operators."""
         kept = self.kept_source
         if kept is None:
             return None
