@@ -106,7 +106,7 @@ class DiskStore:
     deleted with a warning. If another user owns the folder or can write to it, nothing is read, and a warning says so.
     While one process builds an engine, other processes that need it wait.
 
-    folder: the path; None for ``engines`` in the folder of the variable ``PIPELINE_CACHE``, or user cache.
+    folder: the path; None for ``$PIPELINE_CACHE/engines``, or if that is unset, ``engines`` in the user's cache folder.
     size: the limit for the bytes of all entries together.
     """
 
