@@ -45,8 +45,9 @@ def is_adapter_factor(parameter_name: str) -> bool:
 def read_adapters(
     factors_by_name: Mapping[str, object], parameters: Mapping[str, torch.Tensor], fan_in_fan_out: bool | None
 ) -> list[Adapter]:
-    """Read adapters from PEFT's state dict, or from a mapping from parameter to (A, B). A `RefitError` names each key
-    that does not fit a parameter, with the reason."""
+    """Read adapters from PEFT's state dict, or from a mapping from parameter name to (A, B). A `RefitError` names each
+    key that does not fit a parameter, with the reason. ``fan_in_fan_out``: PEFT's setting, True if weights have the
+    shape [in, out]; it matters only for square weights, whose shape does not tell."""
     pairs, wrong = _factor_pairs_and_errors(factors_by_name, parameters)
     found = {name: _adapter_or_mismatch(name, *pair, parameters[name], fan_in_fan_out) for name, pair in pairs.items()}
     wrong |= {name: reason for name, reason in found.items() if isinstance(reason, str)}
@@ -58,7 +59,7 @@ def read_adapters(
 def _factor_pairs_and_errors(
     factors_by_name: Mapping[str, object], parameters: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, str]]:
-    """Return the factors A and B of each parameter; and the keys that fit no parameter, each with the reason."""
+    """Return the factors (A, B) by parameter name; and the reason for each key that fits no parameter, by key."""
     sides: dict[str, dict[str, torch.Tensor]] = {}
     wrong: dict[str, str] = {}
     for key, value in factors_by_name.items():
@@ -84,7 +85,7 @@ def _factor_pairs_and_errors(
 def _adapter_or_mismatch(
     name: str, a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor, fan_in_fan_out: bool | None
 ) -> Adapter | str:
-    """Return the adapter, or the reason why its factors do not fit the weight."""
+    """Return the adapter of the parameter ``name`` from its factors A and B, or why these do not fit ``weight``."""
     if a.is_meta or b.is_meta:
         return "its factors are on the meta device: they have no values"
     shapes = f"A is {list(a.shape)}, B is {list(b.shape)}, the weight is {list(weight.shape)}"

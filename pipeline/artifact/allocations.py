@@ -32,13 +32,13 @@ _SAME: Final = (Kind.COPIES, Kind.DECLARES, Kind.RESHAPES, Kind.SQUEEZES, Kind.T
 
 
 def allowed_constant_bytes(parameter_sizes: Iterable[int], declared_bytes: int) -> int:
-    """Return the maximum bytes of a constant that a saved program may create, from the bytes of each of its parameters
-    and the bytes that the file declares for its largest constant."""
+    """Return the maximum bytes of a constant that a saved program may create. ``parameter_sizes``: the bytes of each of
+    the program's parameters; ``declared_bytes``: the bytes of the largest constant, as the program's file states."""
     return max(ALWAYS_ALLOWED, FACTOR * sum(parameter_sizes), declared_bytes)
 
 
 def min_bytes_to_fill(target: Target, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
-    """Return the least bytes that a call of ``full``, ``arange`` … allocates; 0 for other calls or dynamic sizes."""
+    """Return the least bytes that calling ``target`` allocates; 0 unless it is ``full``, ``arange`` … of fixed size."""
     if op_kind(target) is not Kind.FILLS:
         return 0
     names = [argument.name for argument in target._schema.arguments]
@@ -70,7 +70,7 @@ def largest_nbytes(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[tor
 
 
 def _rename_refs(new_refs: Mapping[Ref, Ref], value: object) -> object:
-    """Return the new reference if ``value`` is a key of ``new_refs``; else the value unchanged."""
+    """Return ``new_refs[value]`` if ``value`` is a `Ref` (to a value by name) among the keys; else return ``value``."""
     return new_refs.get(value, value) if isinstance(value, Ref) else value
 
 

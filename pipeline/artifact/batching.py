@@ -21,8 +21,8 @@ ROWS = 3
 
 
 def batch_size_range(program: Program, ports: list[Port]) -> Range | None:
-    """Return the range of the batch size; None if requests cannot be batched. They can if all inputs and outputs share
-    their first dim, its minimum is 1, and the program has no state."""
+    """Return the range of the batch size; None if requests cannot be batched. They can if all inputs and outputs
+    (``ports``) have two or more dims and the same first dim, with minimum 1, and the program has no state."""
     symbol = _shared_batch_symbol(ports)
     written = any(output.kind != "user" for output in program.outputs)
     if written or symbol is None or any(len(port.shape) < 2 for port in ports):
@@ -54,7 +54,7 @@ def batching_obstacle(compiled: Compiled, ports: list[Port]) -> str:
 
 
 def _batch_and_row_outputs(compiled: Compiled, batch_symbol: str, row_count: int) -> Iterator[Mapping[str, Leaf]]:
-    """Yield the outputs, by name, of a call with all random rows, and then of a call for each row."""
+    """Yield the outputs, by name, of a call with ``row_count`` random rows, then of a call for each of these rows."""
     program, device = compiled.program, torch.device("cuda" if has_gpu() else "cpu")
     drawn = create_sample(program, {**dict(sizes_to_try(program))["optimal"], batch_symbol: row_count})
     module = compiled.module()

@@ -140,7 +140,7 @@ def _checked_literal(data: JsonData, allowed: tuple[object, ...]) -> Any:
 
 
 def _union_rule(types: tuple[Any, ...]) -> Rule:
-    """Return the rule for a union: ``X | None``, plain types (``int | str``), or types that `json_values` converts."""
+    """Return the rule for a union: ``X | None``, plain types (``int | str``), or other types (see `json_values`)."""
     rest = [kind for kind in types if kind is not type(None)]
     if len(rest) == 1:
         inner = rule_for_type(rest[0])

@@ -46,8 +46,8 @@ def check_weights(networks: Iterable[Network], manifest: Manifest) -> None:
 
 
 def check_program(compiled: Compiled) -> None:
-    """Raise an error if a network has more or fewer inputs or outputs than its segment, or if segments or buffers
-    contradict the graph."""
+    """Raise an error if a network has more or fewer inputs or outputs than its segment, if a tensor is read before
+    it is computed, or if a segment has a node that the graph lacks, or a tensor of another type than in the graph."""
     values = {node.name: node.meta.get("val") for node in compiled.program.graph.nodes}
     checks = _segment_errors(compiled), _missing_value_errors(compiled, values), _type_mismatch_errors(compiled, values)
     if fault := next(chain(*checks), ""):
@@ -71,7 +71,7 @@ def _segment_errors(compiled: Compiled) -> Iterator[str]:
 
 
 def _missing_value_errors(compiled: Compiled, node_values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an error text for each tensor that a segment or an output reads before it is computed."""
+    """Yield an error text for each tensor that is read before it is computed. ``node_values``: fake values by node."""
     program = compiled.program
     known = {*program.constants, *program.buffers, *(port.name for port in program.inputs)}
     for segment in compiled.partitioned.segments:
@@ -85,7 +85,7 @@ def _missing_value_errors(compiled: Compiled, node_values: Mapping[str, Any]) ->
 
 
 def _type_mismatch_errors(compiled: Compiled, node_values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an error text for each tensor whose type in the graph differs from that of a segment's port or a buffer."""
+    """Yield an error text for each segment's tensor or buffer with another type than in ``node_values`` (by node)."""
     for segment in compiled.partitioned.segments:
         for port in (*segment.inputs, *segment.outputs):
             value = node_values.get(port.name)

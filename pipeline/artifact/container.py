@@ -42,8 +42,8 @@ _COMMENT = 64
 
 @frozen
 class ZipEntry:
-    """An entry of the file: the offset of its header, the size of its data in the file, and the CRC-32 and size
-    (``inflated``) of the uncompressed data. ``inflated`` is None if the entry is stored uncompressed."""
+    """An entry of a saved program's zip file: the offset of its header, the size of its data there, and the CRC-32 and
+    size (``inflated``) of the uncompressed data. ``inflated`` is None if the entry is stored uncompressed."""
 
     name: str
     offset: int
@@ -173,7 +173,8 @@ class ContainerReader:
         return entries, digest
 
     def _check_bytes_outside_data(self, entries: Sequence[ZipEntry], start: int, digest: str) -> None:
-        """Raise an error if any byte outside the entries' data differs from what the writer would write."""
+        """Raise an error if any byte outside the entries' data differs from what the writer would write. ``start``: the
+        offset of the zip directory; ``digest``: the manifest's SHA-256."""
         names = [entry.name for entry in entries]
         if len({*names}) != len(names) or names[-1:] != [MANIFEST]:
             raise self.damage_error("the list of entry names was altered")

@@ -104,7 +104,8 @@ class Cached:
     def _build_missing(
         self, store: FileStore, converted: Converted, requests: Sequence[EngineRequest], missing: Sequence[int]
     ) -> dict[int, Engine]:
-        """Build and save the missing engines; first load those that another process has saved in the meantime."""
+        """Return the engines for the requests whose indices are ``missing``, by index: load those that another process
+        has saved in the meantime; build and save the others."""
         found = {i: self._load_cached_engine(store, requests[i], i, len(requests)) for i in missing}
         engines = {i: engine for i, engine in found.items() if engine is not None}
         if due := [i for i in missing if i not in engines]:
@@ -114,7 +115,7 @@ class Cached:
         return engines
 
     def _load_cached_engine(self, store: FileStore, request: EngineRequest, done: int, total: int) -> Engine | None:
-        """Return the requested engine from the store, or None. Errors of the store are logged as warnings."""
+        """Return the requested engine from the store, or None; warn of errors. Report ``done`` of ``total`` engines."""
         if not self.reuse:
             return None
         try:
@@ -159,9 +160,9 @@ def engine_requests(converted: Converted) -> Iterator[EngineRequest]:
 
 
 def _binding_roles(program: Program, segment: Segment) -> dict[str, str]:
-    """Return the role of each engine input and output by name: ``input 0``, ``size 1`` or ``output [0]`` of the
-    program; for other inputs ``inner 2``, numbered in graph order. A network orders inputs by use, so that without
-    roles the networks of ``x - y`` and ``y - x`` are equal."""
+    """Return, by name, which value of the program each engine input and output is: ``input 0``, ``size 1``,
+    ``output [0]``, or ``inner 2`` (a value between segments, in graph order). Without these roles ``x - y`` and
+    ``y - x`` would have equal networks, since a network numbers its inputs in order of use."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
     given = {name: f"size {i}" for i, name in enumerate(program.shapes)}
     given |= {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
@@ -184,7 +185,7 @@ def _select_networks(converted: Converted, indices: Sequence[int]) -> Converted:
 
 
 def _map_to_entry_names(network_names: Sequence[str], entry_names: Sequence[str]) -> FrozenDict[str, str]:
-    """Map a network's names to a cached engine's, given in the same order; equal names are omitted."""
+    """Return ``{network's name: cached engine's name}`` where they differ; both lists are in the same order."""
     if len(network_names) != len(entry_names):
         raise CorruptEntryError("the entry's engine has another number of inputs, outputs or weights than the network")
     return map_differing_names(network_names, entry_names)
@@ -195,7 +196,7 @@ def cached(store: EngineStore, stage: StageLike = build, *, reuse: bool = True, 
     ``pipeline.default().replace("build", pipeline.cached(store))``.
 
     The key of an engine covers everything that the engine depends on: the network's layers and their arguments, shapes
-    and ranges, weights, the builder's settings, the library, its version and its targets; but no names.
+    and ranges, weights, the builder's settings, TensorRT's version and target GPUs; but no names.
 
     Args:
         store: a `pipeline.DiskStore`, a `pipeline.FsspecStore`, or any object with the methods

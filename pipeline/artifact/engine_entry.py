@@ -43,8 +43,8 @@ def tensor_digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
 def engine_key(order: BuildOrder, network: Canonical, weight_digests: Mapping[str, str]) -> str:
     """Return the key of an engine, 64 hexadecimal digits.
 
-    It depends on the layers, their arguments and connections; shapes, ranges and dtypes; the builder's settings; the
-    library, its version and the target GPUs; the platform and NVIDIA_TF32_OVERRIDE; but not on names.
+    It depends on the layers, their arguments and connections; shapes, ranges and dtypes; the builder's settings;
+    TensorRT's version and target GPUs; the platform and NVIDIA_TF32_OVERRIDE; but not on names.
     ``weight_digests``: the SHA-256 of each weight whose value the engine depends on, by name.
     """
     settings = (f"{name}={getattr(order.settings, name)!r}" for name in ENGINE)
@@ -55,7 +55,7 @@ def engine_key(order: BuildOrder, network: Canonical, weight_digests: Mapping[st
 
 
 def environment_key_parts() -> Iterator[str]:
-    """Yield everything that an engine depends on except the program: library, platform and environment variables."""
+    """Yield what an engine depends on besides the program: TensorRT's version, platform, GPU, NVIDIA_TF32_OVERRIDE."""
     yield LIBRARY
     yield f"{platform.system()} {platform.machine()}"
     yield f"NVIDIA_TF32_OVERRIDE={os.environ.get('NVIDIA_TF32_OVERRIDE', '')}"

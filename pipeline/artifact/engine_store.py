@@ -106,7 +106,7 @@ class DiskStore:
     deleted with a warning. If another user owns the folder or can write to it, nothing is read, and a warning says so.
     While one process builds an engine, other processes that need it wait.
 
-    folder: the path; None for ``engines`` in the user's cache folder, or in the folder `PIPELINE_CACHE`.
+    folder: the path; None for ``$PIPELINE_CACHE/engines``, or if that is unset, ``engines`` in the user's cache folder.
     size: the limit for the bytes of all entries together.
     """
 
@@ -133,7 +133,7 @@ class DiskStore:
         self.write(key, [data])
 
     def open_entry_with_size(self, key: str) -> tuple[BinaryIO, int] | None:
-        """Return an entry's file and the entry's size, and mark it as recently used; the file ends with a SHA-256."""
+        """Return an entry's file, and its size without the SHA-256 at its end; mark the entry as recently used."""
         path = self._entry_path(key)
         try:
             file = open_private_file(path)

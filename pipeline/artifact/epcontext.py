@@ -64,7 +64,7 @@ def save_epcontext(compiled: Compiled, path: StrPath, plan: StrPath = INSIDE) ->
 
 
 def _export_obstacles(compiled: Compiled) -> Iterator[str]:
-    """Yield the reasons why a program cannot be an ONNX file: it must be a single engine from tensors to tensors."""
+    """Yield why a program cannot be an ONNX file: it must be one engine whose inputs and outputs are all tensors."""
     program, partitioned = compiled.program, compiled.partitioned
     if program.buffers:
         yield f"it updates the buffer {next(iter(program.buffers.values()))}, and a session keeps no state"
@@ -96,7 +96,7 @@ def _port_dtype(port: Port) -> torch.dtype:
 
 
 def _onnx_obstacles_of_outputs(compiled: Compiled) -> Iterator[str]:
-    """Yield why a model's outputs cannot be ONNX outputs: no engine computes one, or two are the same tensor."""
+    """Yield why a model's outputs cannot be ONNX outputs: one is not computed by the engine, or two are one tensor."""
     computed = {port.name for port in compiled.partitioned.segments[0].outputs}
     names: dict[str, str] = {}
     for name, output in _named_result_outputs(compiled):
@@ -107,7 +107,7 @@ def _onnx_obstacles_of_outputs(compiled: Compiled) -> Iterator[str]:
 
 
 def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
-    """Yield the properties of the engine that an ONNX file cannot express: in weights, names, inputs or profiles."""
+    """Yield why an ONNX file cannot contain the engine: it has several profiles, other inputs, no weights …"""
     engine, network = compiled.engines[0], compiled.networks[0]
     if engine.stripped:
         yield "its plan was built without weights (strip_engine_weights=True)"
@@ -171,7 +171,7 @@ def _onnx_model(compiled: Compiled, name: str, plan_or_path: bytes, *, embed_pla
 
 
 def _relative_plan_path(plan: Path, model: Path) -> str:
-    """Return a plan's path relative to the folder of the ONNX file, as the provider finds it."""
+    """Return a plan's path relative to the folder of the ONNX file, where ONNX Runtime looks for the plan."""
     file, place = (Path(os.path.normpath(path.absolute())) for path in (model, plan))
     if place == file:
         raise ArtifactError(f"weights={str(plan)!r} is the ONNX file itself", 'pass another file, or weights="inside"')

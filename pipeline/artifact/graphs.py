@@ -60,8 +60,9 @@ class SavedGraph:
 def save_graph(
     module: torch.nn.Module, nodes: Sequence[Node], name: str, tensors: TensorsToSave, engines: Collection[str] = ()
 ) -> SavedGraph:
-    """Convert nodes of a module to a `SavedGraph`, with the inner graphs and tensors that they read. ``engines``: nodes
-    that run in engines, of which only names are saved. Inner graphs are saved without modules and source lines."""
+    """Convert nodes of a module to a `SavedGraph`, with the inner graphs that they read; add the tensors that they read
+    to ``tensors``, as ``NAME.attribute``. ``engines``: the names of nodes that run in engines, whose operators are
+    saved only by name. Inner graphs are saved without modules and source lines."""
     rows = tuple(_save_node(node, calls_target=node.name not in engines) for node in nodes)
     graphs: dict[str, SavedGraph] = {}
     held: dict[str, SavedTensor] = {}
@@ -144,8 +145,8 @@ class LoadedGraph(torch.fx.GraphModule):
 
 @frozen
 class GraphBuilder:
-    """Build torch.fx graphs from the rows of a file. ``tensor`` returns a saved tensor; ``libraries``: the namespaces
-    of allowed libraries, or `op_names.ANY`; ``most``: the maximum bytes of a tensor that a node fills."""
+    """Build torch.fx graphs from the nodes in a file. ``tensor`` reads a saved tensor. ``libraries``: the namespaces
+    whose operators nodes may call, None for all. ``most``: the maximum bytes of a result of ``full`` or ``arange``."""
 
     tensor: Callable[[SavedTensor], torch.Tensor]
     libraries: Collection[str] | None

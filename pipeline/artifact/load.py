@@ -113,7 +113,7 @@ def load_printable_program(path: Path) -> Compiled:
 
 
 class Loader:
-    """Build the program in an open file step by step. Threads check engines and weights against their digests while the
+    """Load the program of an open file step by step. Threads check engines and weights against their digests while the
     text is read; engines and weights are used only after these checks."""
 
     def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None) -> None:
@@ -266,7 +266,7 @@ class Loader:
         return evolve(program, source=self.build_source_program(program))
 
     def build_source_program(self, program: Program) -> Program | None:
-        """Build the program before `decompose`; None if the file does not have it, or it calls missing operators."""
+        """Build the program before `decompose` from the later one; None if it was not saved or lacks operators."""
         kept = self.kept_source
         if kept is None:
             return None
@@ -329,7 +329,7 @@ def _without_operator_lookups(graph: SavedGraph) -> SavedGraph:
 
 
 def _keep_open(file: BinaryIO, path: Path, has_same_bytes: Callable[[BinaryIO], bool]) -> OpenedFile:
-    """Keep a file open after loading; ``has_same_bytes`` returns whether the file still has the loaded bytes."""
+    """Return a file that stays open after loading; ``has_same_bytes`` returns whether it still has the loaded bytes."""
     again = os.fdopen(os.dup(file.fileno()), "rb")
     return OpenedFile(again, str(path), lambda: has_same_bytes(again))
 

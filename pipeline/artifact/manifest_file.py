@@ -47,7 +47,7 @@ def read_manifest(reader: ContainerReader) -> Manifest:
 
 
 def decode_entry(reader: ContainerReader, data: bytes, entry_name: str) -> object:
-    """Decode the JSON of the file's entry called ``entry_name``."""
+    """Decode ``data``, the JSON text of the file's entry ``entry_name``; an error names the file and the entry."""
     try:
         return decode_json(data)
     except ArtifactError as error:
@@ -55,7 +55,7 @@ def decode_entry(reader: ContainerReader, data: bytes, entry_name: str) -> objec
 
 
 def read_record(reader: ContainerReader, data: object, record_type: type[T], entry_name: str) -> T:
-    """Convert the JSON of the file's entry called ``entry_name`` to a record."""
+    """Convert ``data``, the decoded JSON of the file's entry ``entry_name``, to a record; an error names the entry."""
     try:
         found: T = codec.from_json(data, record_type)
         return found

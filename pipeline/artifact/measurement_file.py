@@ -38,8 +38,8 @@ def _check_milliseconds(_: object, field: object, value: Any) -> None:
 
 @frozen
 class MeasurementRow:
-    """The milliseconds of a program or engine in TensorRT, and in PyTorch (None: not measured), on a GPU with versions
-    of libraries. ``key``: the digest of the program or network and of the settings that affect times."""
+    """The milliseconds that a program or engine takes in TensorRT, and in PyTorch (None: not measured); the GPU, and
+    the libraries' versions. ``key``: the digest of the program or network and of the settings that affect times."""
 
     key: str = field(validator=validators.matches_re("[0-9a-f]{64}"))
     gpu: str
@@ -76,8 +76,8 @@ class MeasurementFile:
         return self.given or cache_folder("measurements") / "measurements.json"
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
-        """Return the measurements of the current GPU. Without a GPU, or if it is none of the ``targets``, return those
-        of the only kind of GPU in the file that has the target's compute capability; empty if several have it."""
+        """Return the current GPU's measurements, by key. Without a GPU, or if ``targets`` (compute capabilities)
+        lack its own, return those of the only GPU model in the file with the target's capability; empty if several."""
         here = has_gpu() and is_for_this_gpu(targets)
         name = torch.cuda.get_device_name() if here else ""
         rows = [row for row in self._read_rows() or () if row.gpu_and_versions[2:] == (LIBRARY, torch_release())]

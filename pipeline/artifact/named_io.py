@@ -36,6 +36,6 @@ def call_args(program: Program, values: Mapping[str, Leaf]) -> tuple[tuple[Leaf,
 
 
 def called_by_name(program: Program, call: Function, values_by_name: Mapping[str, Leaf]) -> dict[str, Leaf]:
-    """Call a program with tensors and numbers by input name; return the results by output name."""
+    """Run ``call``, the program's callable, on tensors and numbers by input name; return the results by output name."""
     args, kwargs = call_args(program, values_by_name)
     return outputs_by_name(program, call(*args, **kwargs))

@@ -77,7 +77,7 @@ def _input_kind(port: Port) -> str:
 
 
 def _trace_obstacle(program: Program, outputs: Sequence[tuple[bool, Leaf]]) -> str:
-    """Return why a traced graph cannot call a program (it mutates buffers or inputs …); empty if it can."""
+    """Return why a traced graph cannot call a program; empty if it can. ``outputs``: see `_is_tensor_and_constant`."""
     if program.buffers:
         name = next(iter(program.buffers.values()))
         return f"the compiled program updates its buffer {name}, and an outer graph cannot contain such a call"
@@ -96,7 +96,7 @@ def _is_tensor_and_constant(node_values: Mapping[str, Argument], output: Output)
 
 
 def _call_facts_json(program: Program, node_values: Mapping[str, Argument], module_key: str) -> str:
-    """Return JSON for the argument ``facts``: the module's key, sizes of inputs, dtypes and sizes of results."""
+    """Return ``pipeline::run``'s argument ``facts``: JSON of module key, input sizes, and results' dtypes and sizes."""
     tensors = [
         [to_json(size) for size in (port.value.value.shape if isinstance(port.value, Constant) else port.shape)]
         for port in program.inputs
@@ -182,7 +182,7 @@ def empty_results(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: s
 
 
 def _eval_size(expr: Argument, known_sizes: dict[Argument, Argument]) -> Argument:
-    """Compute a size from the sizes of the inputs; a data-dependent size becomes a new symbol."""
+    """Compute a size from ``known_sizes``, by symbol; to these, add a new size for each data-dependent symbol."""
     if isinstance(expr, int):
         return expr
     for symbol in expr.free_symbols - known_sizes.keys():

@@ -77,7 +77,8 @@ def _weights_computed_from(parameter_names: Set[str], compiled: Compiled) -> set
 def replace_weights(
     compiled: Compiled, program: Program, recipes: RefitMap, changed: Collection[str], unknown: Collection[str] = ()
 ) -> Compiled:
-    """Return a compiled program with other parameters or constants; engines are refitted if possible, else rebuilt.
+    """Return ``compiled`` with the parameters and constants of ``program``, and the ``recipes`` that compute engine
+    weights from them. Engines are refitted if possible, else rebuilt.
 
     changed: the engine weights whose values differ. unknown: the engine weights whose values may differ, since they are
     the model's own tensors, and torch does not count all writes to these (``weight.data.add_(…)``). It is no error if
@@ -136,7 +137,7 @@ def with_lora(
 
 
 def _tied_adapter_conflicts(adapters: list[Adapter], program: Program) -> dict[str, str]:
-    """Return the adapted parameters whose tensor has several names (tied weights): the adapter is ambiguous."""
+    """Return, by parameter, why its adapter is ambiguous: the tensor has several names (tied weights)."""
     adapted = {adapter.parameter for adapter in adapters}
     return {
         name: f"it is one tensor with {', '.join(other for other in names if other != name)}"

@@ -94,7 +94,8 @@ def _check_weights_location(weights: StrPath) -> str:
 
 
 def _save_weights(weights: str, path: Path, program: Program, tensors: TensorsToSave, entries: Entries) -> SavedWeights:
-    """Return where the tensors are saved; tensors in this file become its last entry before the manifest."""
+    """Save tensors as ``weights`` says (``"inside"``, ``"none"`` or another file's path) and return where they are.
+    Tensors in this file become the last of ``entries`` (the manifest follows)."""
     names = {name for name in program.parameters.keys() - program.written if not is_adapter_factor(name)}
     model = {key: tensor for key, tensor in tensors.by_key.items() if key in names}
     constants = {key: tensor for key, tensor in tensors.by_key.items() if key not in names}
@@ -207,7 +208,7 @@ def _save_source(program: Program, tensors: TensorsToSave) -> SavedSource | None
 
 
 def _largest_computed_bytes(compiled: Compiled) -> int:
-    """Return the bytes of the largest computed constant; 0 if `load` accepts it without a declaration."""
+    """Return the bytes of the largest computed constant; 0 if it is so small that `load` always accepts it."""
     program = compiled.program
     engines = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
     parameters = {name: (t.dtype, tuple(t.shape)) for name, t in program.parameters.items()}
@@ -245,8 +246,8 @@ def _weight_to_save(program: Program, name: str) -> torch.Tensor:
 
 
 def _save_graphs(compiled: Compiled, tensors: TensorsToSave) -> dict[str, SavedGraph]:
-    """Return a saved graph for each PyTorch segment, and one with all other nodes: inputs, arithmetic on sizes, and the
-    nodes in engines, whose operators are saved only by name."""
+    """Return graphs by entry name: one for each PyTorch segment, and one with all other nodes: inputs, arithmetic on
+    sizes, and the nodes in engines, whose operators are saved only by name."""
     module, segments = compiled.program.graph_module, compiled.partitioned.segments
     home = {n: i for i, each in reversed([*enumerate(segments)]) if each.kind == "torch" for n in each.nodes}
     engines = {name for each in compiled.partitioned.engine_segments for name in each.nodes} - home.keys()

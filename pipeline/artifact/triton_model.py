@@ -53,7 +53,7 @@ class TritonPythonModel:
         return {port.name: taken(port, dlpack.from_dlpack(given[port.name].to_dlpack())) for port in self.inputs}
 
     def _batch_key(self, row: tuple[Leaf, dict[str, Leaf]]) -> Leaf:
-        """Return a key that is equal for requests that can be batched together."""
+        """Return a key, equal for requests that can be batched together. ``row``: a request and its inputs by name."""
         request, values = row
         return [v.shape[1:] for v in values.values()] if self.batched else id(request)
 
@@ -69,7 +69,7 @@ class TritonPythonModel:
             return [{name: part[i] for name, part in parts.items()} for i in range(len(rows))]
 
     def _to_triton(self, found: dict[str, Leaf]) -> list[Leaf]:
-        """Convert a request's outputs, by name, to Triton's tensors, in the order of config.pbtxt."""
+        """Convert the outputs ``found`` for a request, by name, to Triton's tensors, in the order of config.pbtxt."""
         rows = ((name, sent(found[name])) for name in self.outputs)
         return [
             pb_utils.Tensor(name, value.numpy())

@@ -53,7 +53,7 @@ def find_first_equal(
 
 
 def engine_for_network(engine: Engine, built: Canonical, new_name: str, new_network: Canonical) -> Engine:
-    """Return an engine as the engine of another network of equal structure, with the names of that network."""
+    """Return an engine, built from the network ``built``, renamed for ``new_network``, which has the same structure."""
     return evolve(
         engine,
         name=new_name,

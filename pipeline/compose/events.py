@@ -86,7 +86,8 @@ class Run:
                     log.warning(why, observer, event, exc_info=True)
 
     def call(self, stage: str, function: Callable[[], object], record: object = None) -> Any:
-        """Call a function as the stage of this name, and send its events; an exception gets a note with the name."""
+        """Call a function as the stage of this name, and send its events; an exception gets a note with the name.
+        ``record``: the stage's input."""
         self.emit(Event("started", stage, record=record))
         start = perf_counter()
         try:

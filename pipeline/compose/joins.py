@@ -32,7 +32,7 @@ def describe_argument(model: object) -> str:
 
 
 def _what_to_pass_instead(model: object, input_type: str) -> str:
-    """Return the hint for an error that says what to pass instead of an argument that is not a model."""
+    """Return what to pass instead of ``model``, which is no model. ``input_type``: the first stage's record type."""
     if isinstance(model, Mapping) and model and all(isinstance(value, torch.Tensor) for value in model.values()):
         return "it is a state dict: load it into a model (model.load_state_dict), and pass the model"
     if isinstance(model, str | os.PathLike):
@@ -121,8 +121,8 @@ def check_settings(_instance: object, _field: object, value: CompilationSettings
 
 
 def apply_settings(settings: CompilationSettings | None, record: Argument, stages: Sequence[AnyStage]) -> Argument:
-    """Return a program in which ``settings`` that differ from the defaults replace its own; return any other record
-    unchanged. For a program, stages check that this machine has what they need.
+    """Return ``record`` with ``settings`` that differ from the defaults in place of its own, if it is a program; the
+    stages then check that this machine has what they need. Return any other record unchanged.
 
     Raises:
         ValueError: the program was captured for another device.

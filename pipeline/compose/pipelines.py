@@ -66,7 +66,7 @@ class _Composable:
 
 @attrs.frozen(slots=False, repr=False)
 class FunctionStage(_Composable, Generic[Takes, Gives]):
-    """A stage from a function, or from a frozen record with `__call__`; the annotations declare its input and output.
+    """A stage from a function, or an instance of a frozen class with `__call__`; annotations declare input and output.
 
     Forward references are resolved at the first read of the types. Calling the stage calls the function."""
 
@@ -128,7 +128,8 @@ def stage(function: Callable[[Takes], Gives], /) -> FunctionStage[Takes, Gives]:
 @overload
 def stage(*, name: str) -> Callable[[Callable[[Takes], Gives]], FunctionStage[Takes, Gives]]: ...
 def stage(function: Callable[[Any], object] | None = None, /, *, name: str | None = None) -> object:
-    """Convert a function from record to record to a stage: `@stage`, or `@stage(name="…")` for another name.
+    """Convert a function that takes one record, such as a `Program`, and returns one, to a stage: decorate it with
+    `@stage`, or with `@stage(name="…")` for another name than the function's.
 
     If the parameter or the result is not annotated, it raises a `TypeError` that names the missing annotation.
     """
@@ -138,9 +139,9 @@ def stage(function: Callable[[Any], object] | None = None, /, *, name: str | Non
 
 
 def as_stage(value: object) -> AnyStage:
-    """Convert a value to a stage. A stage or pipeline stays unchanged; a function or frozen record needs annotations.
-
-    A record's stage is named after its `name`, or its class in snake case: `OneEngine()` is `one_engine`.
+    """Convert a value to a stage. A stage or pipeline stays unchanged. A function, or a frozen object with `__call__`,
+    needs annotations. An instance's stage is named after its `name`, or its class in snake case:
+    `OneEngine()` is `one_engine`.
     """
     if isinstance(value, type):
         raise TypeError(f"{value.__name__} is a class: pass an instance as the stage, such as {value.__name__}()")
@@ -279,7 +280,7 @@ class Pipeline(Generic[Takes, Gives]):
         return self.stages[-1].gives if self.stages else object
 
     def __or__(self, other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
-        """Return this pipeline followed by another, with its settings or else the other's, and all observers."""
+        """Return this pipeline followed by another, with all observers and its own settings (if None, the other's)."""
         after = _as_pipeline(other)
         settings = self._settings if self._settings is not None else after._settings
         return Pipeline(self.stages + after.stages, settings, self.observers + after.observers)

@@ -16,7 +16,7 @@ RecordType: TypeAlias = Any
 
 
 class Stage(Protocol[Takes, Gives]):
-    """The protocol of stages: a name, the record types of input and output, and a pure function between them."""
+    """The protocol of stages: a pure function from one record (such as `Program`) to another, its name, and types."""
 
     @property
     def name(self) -> str:

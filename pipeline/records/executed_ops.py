@@ -17,7 +17,8 @@ TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
 
 
 def to_executed_entries(value: object) -> frozenset[TorchExecuted]:
-    """Convert `torch_executed_ops` to overloads, names and predicates; a packet becomes all its overloads."""
+    """Convert the setting `torch_executed_ops`, which lists operators to run in PyTorch, to operator overloads, names
+    and predicates; an overload packet (``torch.ops.aten.add``) becomes all its overloads."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"torch_executed_ops must be a collection of operators, names or predicates, got {value!r}")
     return frozenset(entry for item in value for entry in _entries_of_item(item))

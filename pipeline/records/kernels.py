@@ -9,8 +9,8 @@ from attrs import field, frozen
 
 @frozen
 class Kernels:
-    """Compiled kernels in TensorRT's format, and the ``machine`` that they are for, as text of GPU, driver, CUDA and
-    library (`runtime.engine_cache.machine_key`)."""
+    """Compiled kernels in TensorRT's format. ``machine``: a text that names the GPU, driver, CUDA and TensorRT versions
+    that they are for (`runtime.engine_cache.machine_key`)."""
 
     machine: str = ""
     data: bytes = field(default=b"", repr=False)

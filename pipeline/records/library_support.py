@@ -66,7 +66,7 @@ class GpuSupport:
     note: str
 
     def loads_for(self, version: tuple[int, ...]) -> Loads:
-        """Return whether engines of this version of TensorRT-RTX load here; "not run" if the release has no row."""
+        """Return whether engines of this version of TensorRT-RTX load on this kind of GPU; "not run" if unknown."""
         return self.loads.get(_format_version(version[:2]), "not run")
 
 
@@ -117,7 +117,7 @@ def warn_if_untested(library: str) -> None:
 
 
 def _installed_release(library: str) -> str | None:
-    """Return a library's installed release; None if it is not installed, although a graph has its operators."""
+    """Return a library's installed release; None if no package of this name is installed."""
     if library == "torch":
         return str(torch.__version__)
     if library == "tensorrt-rtx":

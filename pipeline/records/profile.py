@@ -140,7 +140,8 @@ OWN = {"between": "between kernels", "streams": "streams that wait for each othe
 
 
 def _lines_without_node(layers: tuple[LayerTime, ...]) -> Iterator[str]:
-    """Yield the report's lines about rows without a graph node: their sums, and the names of at most 8 others."""
+    """Yield texts about rows without a graph node: a sum for each kind (``0.012 between kernels``), then at most 8
+    names of other rows."""
     for by, what in OWN.items():
         if found := [layer.milliseconds for layer in layers if layer.by == by]:
             yield f"{sum(found):.3f} {what}"

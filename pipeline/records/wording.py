@@ -49,7 +49,7 @@ def format_bytes(byte_count: int) -> str:
 
 
 def did_you_mean(name: object, known_names: Iterable[str], prefix: str = "; ") -> str:
-    """Return ``did you mean 'NAME'?`` with the known name most similar to ``name``; empty if no name is similar."""
+    """Return ``prefix`` and ``did you mean 'NAME'?`` with the known name most similar to ``name``; empty if none is."""
     close = difflib.get_close_matches(str(name), [*known_names], 1)
     return f"{prefix}did you mean {close[0]!r}?" if close else ""
 
@@ -67,7 +67,7 @@ def one_of(*words: str | None) -> Callable[[object, attrs.Attribute[Any], object
 
 def with_argument_advice(advice_for_unknown: Callable[[str], str], advice_for_positional: str) -> Callable[[C], C]:
     """Decorate an attrs class: unknown keywords or too many positional arguments raise a `TypeError` with advice.
-    ``advice_for_unknown`` returns the advice for a keyword; ``advice_for_positional`` is the one for positions."""
+    ``advice_for_unknown`` returns the advice for a keyword; ``advice_for_positional`` is that for positional ones."""
 
     def decorate(cls: C) -> C:
         init: Callable[..., None] = vars(cls)["__init__"]
