@@ -94,7 +94,7 @@ def trace_both_branches(
 
 
 def _trace_branch(branch: Branch, run: Callable[[], Argument], line: str) -> Argument:
-    """Trace a branch by calling ``run``; return its result, or raise `CaptureError` (with ``line``) for a side effect."""
+    """Trace a branch by calling ``run``; return its result, or raise `CaptureError` at ``line`` for a side effect."""
     now = trace.get()
     assert now is not None
     now.open_branches.append(branch)
@@ -129,7 +129,7 @@ def _select_result(
 def record_side_effects(
     orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
 ) -> object:
-    """Trace an operator as torch does (``orig``); record side effects in a branch, reject writes to an ``if``'s result."""
+    """Trace an operator as torch does (``orig``); record side effects in a branch, reject writes to ``if`` results."""
     result, now = orig(mode, func, pre_dispatch, args, kwargs), trace.get()
     if now is None or not (now.open_branches or now.selected):
         return result

@@ -101,7 +101,7 @@ class _ValueNumbers:
                 self.number_call(node)
 
     def number_placeholder(self, node: Node, spec: Argument, constants: Mapping[str, Argument]) -> None:
-        """Assign a value number to a placeholder of this `InputSpec`; ``constants`` of equal value get equal numbers."""
+        """Assign a value number to a placeholder of this `InputSpec`; equal ``constants`` get equal numbers."""
         if spec.kind == InputKind.USER_INPUT:
             self.nodes[node] = self.inputs[node] = self.number_of("input", node.name, of_input=True)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
@@ -110,7 +110,7 @@ class _ValueNumbers:
             self.nodes[node] = self.number_of("constant", _constant_key(constants.get(str(spec.target))))
 
     def begin_second_call(self) -> None:
-        """Start the second call: input-dependent values get new numbers, buffers their numbers before the first."""
+        """Start the second call: give input-dependent values new numbers, and buffers those that they had at first."""
         self.first = self.nodes
         self.nodes = {n: self.number_of("before", v) if v in self.input_dependent else v for n, v in self.nodes.items()}
         self.nodes.update(self.registered)

@@ -269,7 +269,7 @@ SizeRequest: TypeAlias = tuple[Any, Any]
 
 
 def requested_bounds(requests: Iterable[SizeRequest]) -> dict[str, tuple[int, int | None]]:
-    """Return (minimum, maximum) of each symbol by name, as `size_requests` ask for; a maximum of None is unbounded.
+    """Return {symbol: (minimum, maximum)} within all ranges of `size_requests`; a maximum of None is unbounded.
 
     Raises:
         ValueError: no size is in all ranges that are requested for a symbol.
@@ -390,7 +390,7 @@ def _map_with_entries(function: Callable[[Target, Target], Target], value: Argum
 
 
 def _enlarge_dynamic_sizes(tensor: torch.Tensor, entries: Mapping[int, object]) -> torch.Tensor:
-    """Return zeros with each dynamic size below 2 enlarged to 2, if its entry allows 2; without one, the tensor."""
+    """Return the tensor or, if dynamic sizes are below 2 and their entries allow 2, zeros with these sizes set to 2."""
     sizes = list(tensor.shape)
     for dim, entry in entries.items():
         high = None if isinstance(entry, int) else _entry_bounds(entry)[1]

@@ -83,7 +83,7 @@ decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example",
 
 
 def init_with_example_values(orig: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
-    """Replace `FakeTensorMode.__init__`: the mode also computes the example's values, in addition to fake tensors."""
+    """Replace `FakeTensorMode.__init__`: the mode computes the example's values in addition to fake tensors."""
     orig(mode, **options)
     mode.propagate_real_tensors, mode.cache_enabled = True, False
     mode.fake_tensor_converter = FakeTensorConverter(copy_data=True, export=bool(options.get("export")))

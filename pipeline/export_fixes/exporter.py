@@ -158,7 +158,7 @@ class _Exporter:
         return self.device is not None and is_on_other_device(self.device, self.model, self.inputs)
 
     def first_success(self, shapes: Spec, mode: TraceMode) -> ExportedProgram:
-        """Export with the requested shapes; if that fails or fixes numbers, by a retry from `ATTEMPTS` or `NUMBERS`."""
+        """Export with the requested shapes; if that fails or specializes numbers, retry (see `ATTEMPTS`, `NUMBERS`)."""
         with collect_range_violations() as violations:
             exported, error = self.export_as_requested(shapes, mode, violations)
             ours = any(map(ranges.is_dynamic_input, tree_flatten(self.inputs, is_leaf=is_input)[0]))
@@ -179,8 +179,8 @@ class _Exporter:
     def export_as_requested(
         self, shapes: Spec, mode: TraceMode, violations: Sequence[Exception]
     ) -> tuple[ExportedProgram | None, Exception | None]:
-        """Export with the requested shapes. Return (export or None, error or None): an error if the export failed or,
-        because of a violation, lost a requested range; torch adds to ``violations`` during the export."""
+        """Export with the requested shapes. Return (export or None, error or None): an error if the export fails or loses
+        a requested range; torch appends to ``violations`` during the export for each range that is too wide."""
         try:
             exported = self.export_once(shapes, mode)
             kept = not ranges.has_derived_dims(shapes) or all(ranges.is_about_plain_dims(e, shapes) for e in violations)

@@ -239,8 +239,8 @@ def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) ->
 
 
 def _fake_held_tensors(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
-    """Return the arguments, with a fake tensor of known value for each small tensor that a model holds outside of its
-    buffers. That is a real tensor or, for a GPU that the machine lacks, a fake tensor of another mode."""
+    """Replace small tensors that a model holds outside of its buffers (real ones or, for a GPU that the machine lacks,
+    fake tensors of another mode) among an operator's arguments by fake tensors with known values."""
 
     def faked(tensor: torch.Tensor) -> torch.Tensor:
         value = tensor.constant if isinstance(tensor, FakeTensor) else tensor

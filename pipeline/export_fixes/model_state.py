@@ -222,7 +222,7 @@ class _TensorBefore:
         return cls(path, namespace, name, tensor, is_buffer, _copy_key(tensor), _storage_of(tensor), slot)
 
     def is_replaced(self, reassigned: Sequence[torch.Tensor]) -> bool:
-        """Return whether the model assigned a new tensor to the attribute or (``reassigned``) to its ``.data``."""
+        """Return whether the model assigned a new tensor to the attribute, or to ``.data`` (then in ``reassigned``)."""
         return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in reassigned)
 
 

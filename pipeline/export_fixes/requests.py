@@ -122,7 +122,7 @@ def _item_entry(spec: Spec, key: object, index: int | None = None) -> Spec:
 def _ranges_over_profiles(
     path: str, input_index: int, value: torch.Tensor | Input, specs: list[Spec], profiles: list[list[ProfileRanges]]
 ) -> dict[int, Any]:
-    """Return an input's ranges over all profiles, by dim; ``specs``: its entry in each; add each range to ``profiles``."""
+    """Return {dim: range over all profiles} of an input; add the range in each of its ``specs`` to ``profiles``."""
     sizes = [opt for _, opt, _ in value.ranges] if isinstance(value, Input) else list(value.shape)
     found: dict[int, Any] = {}
     for dim, size in enumerate(sizes):

@@ -126,8 +126,8 @@ def is_data_dependent(tensor: object) -> bool:
 
 
 def _truth_that_passes_check(frame: FrameType | None, is_check: bool) -> bool | None:
-    """Return the truth value with which the value check that led to a frame passes, and record the check's location;
-    None if it is another condition. ``is_check``: it is surely a check (``torch._assert``)."""
+    """Return the truth value with which the value check that calls ``frame`` passes, and record the check's location;
+    None for any other condition. ``is_check``: it is a ``torch._assert``, and so surely a check."""
     found = checks.get()
     while frame is not None and _is_library_frame(frame):
         frame = frame.f_back
