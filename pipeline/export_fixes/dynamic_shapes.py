@@ -342,7 +342,7 @@ class _DimRequests:
 
 
 def _is_dynamic_size(size: Argument, ranges: Mapping[Any, Any]) -> bool:
-    """Return whether a size depends on a symbol with more than one possible value."""
+    """Return whether a size depends on a symbol with more than one possible value in ``ranges``."""
     if not isinstance(size, torch.SymInt):
         return False
     symbols = size.node.expr.free_symbols

@@ -179,8 +179,8 @@ class _Exporter:
     def export_as_requested(
         self, shapes: Spec, mode: TraceMode, violations: Sequence[Exception]
     ) -> tuple[ExportedProgram | None, Exception | None]:
-        """Export with the requested shapes. Return (export or None, error or None): an error if the export fails or loses
-        a requested range; torch appends to ``violations`` during the export for each range that is too wide."""
+        """Export with the requested shapes. Return (export or None, error or None): an error if it failed or if it lost a
+        requested range; torch appends to ``violations`` during the export for each range that is too wide."""
         try:
             exported = self.export_once(shapes, mode)
             kept = not ranges.has_derived_dims(shapes) or all(ranges.is_about_plain_dims(e, shapes) for e in violations)
