@@ -179,7 +179,7 @@ class _Exporter:
     def export_as_requested(
         self, shapes: Spec, mode: TraceMode, violations: Sequence[Exception]
     ) -> tuple[ExportedProgram | None, Exception | None]:
-        """Export with the requested shapes. Return (export or None, error or None): an error if it failed or if it lost a
+        """Export with the requested shapes. Return (export or None, error or None): an error if it failed or lost a
         requested range; torch appends to ``violations`` during the export for each range that is too wide."""
         try:
             exported = self.export_once(shapes, mode)

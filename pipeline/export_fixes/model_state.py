@@ -90,7 +90,7 @@ class KeptState:
         return [one, other, marks]  # a mark that is no result would vanish from the graph
 
     def call_once(self, before: _ModelBefore, forward: Callable[..., Argument], inputs: Inputs) -> Argument:
-        """Call the model once, and return its outputs; copy new tensors that it assigned to buffers into the buffers."""
+        """Call the model once, and return its outputs; copy new tensors that it assigned to buffers into them."""
         args, kwargs = inputs
         given = inspect.signature(forward).bind(*args, **kwargs).arguments
         leaves = {name: tree_flatten(value) for name, value in given.items()}
