@@ -60,7 +60,7 @@ class FirstExport:
 
     @property
     def can_retry_with_dynamo(self) -> bool:
-        """Whether a retry may use Dynamo: it is not active yet, and the model has no ``except`` for a failed check."""
+        """Whether a retry may use Dynamo: Dynamo is not active yet, and the model catches no error of a value check."""
         found = checks.get()
         is_caught = found is not None and bool(found.caught)
         return self.mode == "python" and CompileContext.try_get() is None and not is_caught
@@ -212,5 +212,5 @@ def share_dims_reported_equal(error: Argument, shapes: Spec) -> Iterator[Spec]:
 
 
 def _dim_bounds(shapes: object) -> list[Argument]:
-    """Return (min, max) of each ``Dim`` in the dynamic shapes, in order; other entries are returned unchanged."""
+    """Return the entries of the dynamic shapes as a flat list, with (min, max) in place of each ``Dim``."""
     return [(dim.min, dim.max) if hasattr(dim, "min") else dim for dim in tree_flatten(shapes)[0]]

@@ -53,7 +53,7 @@ class Branch:
 
 @define
 class SelectedResult:
-    """The result of a data-dependent ``if``: the storages that it may have in eager mode, and its source line."""
+    """The result of a data-dependent ``if``: the storages of the tensors that eager may return, and its source line."""
 
     memory: frozenset[StorageWeakRef]
     place: str
@@ -82,7 +82,7 @@ def trace_both_branches(
     condition: torch.Tensor, if_true: Callable[[], Argument], if_false: Callable[[], Argument], line: str
 ) -> Argument:
     """Trace both branches of an ``if``, and return for each result a `torch.where` that selects by the condition. Raise
-    `CaptureError` for a branch that is not pure, and for values that `torch.where` cannot select."""
+    `CaptureError`, with the source ``line``, for a branch that is not pure, or results of unequal types or shapes."""
     condition = condition.reshape(()) != 0  # a tensor of its own: the condition may be written to later
     branches = Branch(), Branch()
     results = [_trace_branch(branch, run, line) for branch, run in zip(branches, (if_true, if_false), strict=True)]
@@ -94,7 +94,7 @@ def trace_both_branches(
 
 
 def _trace_branch(branch: Branch, run: Callable[[], Argument], line: str) -> Argument:
-    """Trace a branch by a call of ``run``, and return its result; raise `CaptureError` if it has a side effect."""
+    """Trace a branch by calling ``run``; return its result, or raise `CaptureError` at ``line`` for a side effect."""
     now = trace.get()
     assert now is not None
     now.open_branches.append(branch)
@@ -129,7 +129,7 @@ def _select_result(
 def record_side_effects(
     orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
 ) -> object:
-    """Wrap torch's tracing of an operator: record side effects in a branch, and reject writes to an ``if``'s result."""
+    """Trace an operator as torch does (``orig``); record side effects in a branch, reject writes to ``if`` results."""
     result, now = orig(mode, func, pre_dispatch, args, kwargs), trace.get()
     if now is None or not (now.open_branches or now.selected):
         return result

@@ -64,7 +64,7 @@ class _ValueNumbers:
     first: dict[Node, int] = field(factory=dict)
 
     def number_of(self, *key: object, of_input: bool = False) -> int:
-        """Return the value number of the expression ``key``; ``of_input``: whether it depends on the model's inputs."""
+        """Return the value number of an expression, new at its first use; ``of_input``: it depends on model inputs."""
         number = self.numbers.setdefault(key, len(self.numbers))
         if of_input:
             self.input_dependent.add(number)
@@ -83,7 +83,8 @@ class _ValueNumbers:
     def number_nodes(
         self, module: torch.fx.GraphModule, input_specs: Mapping[str, Argument], constants: Mapping[str, Argument]
     ) -> None:
-        """Assign a value number to each node in a graph of two calls. ``input_specs``: by the placeholder's name."""
+        """Assign a value number to each node in a graph of two calls. ``input_specs``: torch's `InputSpec` s by the
+        placeholder's name; ``constants``: the exported program's constants by name."""
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 self.number_placeholder(node, input_specs.get(node.name), constants)
@@ -100,7 +101,7 @@ class _ValueNumbers:
                 self.number_call(node)
 
     def number_placeholder(self, node: Node, spec: Argument, constants: Mapping[str, Argument]) -> None:
-        """Assign a value number to a placeholder; constants of equal value get equal numbers."""
+        """Assign a value number to a placeholder of this `InputSpec`; equal ``constants`` get equal numbers."""
         if spec.kind == InputKind.USER_INPUT:
             self.nodes[node] = self.inputs[node] = self.number_of("input", node.name, of_input=True)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
@@ -109,7 +110,7 @@ class _ValueNumbers:
             self.nodes[node] = self.number_of("constant", _constant_key(constants.get(str(spec.target))))
 
     def begin_second_call(self) -> None:
-        """Start the second call: input-dependent values get new numbers, and buffers those before the first call."""
+        """Start the second call: give input-dependent values new numbers, and buffers those that they had at first."""
         self.first = self.nodes
         self.nodes = {n: self.number_of("before", v) if v in self.input_dependent else v for n, v in self.nodes.items()}
         self.nodes.update(self.registered)

@@ -269,7 +269,7 @@ SizeRequest: TypeAlias = tuple[Any, Any]
 
 
 def requested_bounds(requests: Iterable[SizeRequest]) -> dict[str, tuple[int, int | None]]:
-    """Return the smallest and largest value requested for each symbol of an export; a maximum of None is unbounded.
+    """Return {symbol: (minimum, maximum)} within all ranges of `size_requests`; a maximum of None is unbounded.
 
     Raises:
         ValueError: no size is in all ranges that are requested for a symbol.
@@ -303,7 +303,7 @@ def size_requests(
 
 
 def unify_shared_dims(requests: Iterable[SizeRequest]) -> bool:
-    """Make the symbols of sizes that share a ``Dim`` equal; return False if these sizes differ in the example."""
+    """Make the symbols of sizes that share a ``Dim`` equal; return False if the example has unequal sizes for it."""
     first: dict[str, Argument] = {}
     sizes = list(requests)
     plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]
@@ -322,7 +322,7 @@ def unify_attention_lengths(exported: ExportedProgram) -> None:
 
 
 def _symbol_and_range(size: Argument, low: int | None, high: int | None) -> Iterator[tuple[str, int, int | None]]:
-    """Yield (name, minimum, maximum) of the only symbol in a size, from the size's range; nothing for other sizes."""
+    """Yield (name, minimum, maximum) of a size's only symbol: (s, 1, 4) if ``2*s`` is 2..8; nothing for other sizes."""
     if isinstance(size, int) or len(size.free_symbols) != 1:
         return
     name = str(*size.free_symbols)
@@ -342,7 +342,7 @@ class _DimRequests:
 
 
 def _is_dynamic_size(size: Argument, ranges: Mapping[Any, Any]) -> bool:
-    """Return whether a size depends on a symbol with more than one possible value."""
+    """Return whether a size depends on a symbol with more than one possible value in ``ranges``."""
     if not isinstance(size, torch.SymInt):
         return False
     symbols = size.node.expr.free_symbols
@@ -376,7 +376,7 @@ def _to_args_and_kwargs(model: torch.nn.Module, inputs: Inputs, values_by_name: 
 
 
 def _map_with_entries(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
-    """Replace each leaf of ``value`` by ``function(leaf, entry)``; its entry is part of ``spec``, or None."""
+    """Replace each leaf of ``value`` by ``function(leaf, entry)``; entry: what ``spec`` has in its place, or None."""
     if type(value) in (list, tuple):
         given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
         return type(value)(_map_with_entries(function, v, s) for v, s in zip(value, given, strict=True))
@@ -390,7 +390,7 @@ def _map_with_entries(function: Callable[[Target, Target], Target], value: Argum
 
 
 def _enlarge_dynamic_sizes(tensor: torch.Tensor, entries: Mapping[int, object]) -> torch.Tensor:
-    """Return the tensor, or zeros in its place if a dynamic size is below 2: each is raised to 2 if its range has 2."""
+    """Return the tensor or, if dynamic sizes are below 2 and their entries allow 2, zeros with these sizes set to 2."""
     sizes = list(tensor.shape)
     for dim, entry in entries.items():
         high = None if isinstance(entry, int) else _entry_bounds(entry)[1]

@@ -160,12 +160,12 @@ def _data_branch_error(error: Exception, model: torch.nn.Module) -> CaptureError
     return CaptureError(why, BRANCH_HINT)
 
 
-def _index_error(error: Exception, model: str, line: str) -> CaptureError | None:
-    """Convert torch's error for a list index or ``range`` computed from data; return None for other errors."""
+def _index_error(error: Exception, model_name: str, line: str) -> CaptureError | None:
+    """Convert torch's error for a list index or ``range`` from data at a source line; return None for other errors."""
     if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     why = (
-        f"{model} reads a number from a tensor, and uses it as a Python index or count: {line} "
+        f"{model_name} reads a number from a tensor, and uses it as a Python index or count: {line} "
         "(torch.export: data-dependent)"
     )
     index = "index a tensor with a tensor instead: x[:, i], x.index_select(0, i), torch.stack(a_list)[i]"

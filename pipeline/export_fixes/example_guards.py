@@ -83,7 +83,7 @@ decisions: ContextVar[Decisions | None] = ContextVar("decisions by the example",
 
 
 def init_with_example_values(orig: Kernel, mode: FakeTensorMode, **options: Argument) -> None:
-    """Wrap `FakeTensorMode.__init__`, so that the mode computes the example's values in addition to fake tensors."""
+    """Replace `FakeTensorMode.__init__`: the mode computes the example's values in addition to fake tensors."""
     orig(mode, **options)
     mode.propagate_real_tensors, mode.cache_enabled = True, False
     mode.fake_tensor_converter = FakeTensorConverter(copy_data=True, export=bool(options.get("export")))
@@ -108,14 +108,14 @@ def record_decision(_: Kernel, shape_env: object, condition: Argument, answer: A
 
 
 def len_keeping_symbols(orig: Kernel, value: Argument) -> Argument:
-    """Wrap `len` to return a data-dependent size as a symbol instead of the example's number."""
+    """Replace `len`: return a data-dependent size as a symbol instead of the example's number."""
     rows = value.shape[0] if isinstance(value, FakeTensor) and value.dim() else None
     return rows if isinstance(rows, torch.SymInt) and free_unbacked_symbols(rows) else orig(value)
 
 
 def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, ...]:
-    """Append a bool output for each condition to an export, in place: True if a call takes the other branch. Return the
-    lines of the conditions, in the order of these outputs.
+    """Append to an export, in place, a bool output for each line that branches on data: True if a call takes another
+    branch than the example. Return these lines, in the order of the outputs.
 
     Raises:
         CaptureError: the program would be valid for a single value of a float, or cannot check a condition.

@@ -42,7 +42,7 @@ def remove_redundant_copies(
 
 
 def _is_redundant_copy(node: torch.fx.Node) -> bool:
-    """Return whether a node copies a tensor of the same dtype and shape that the graph does not also return."""
+    """Return whether a ``copy`` node keeps its source's dtype and shape, and the graph does not return the source."""
     source = node.args[1] if node.target is torch.ops.aten.copy.default else None
     if not isinstance(source, torch.fx.Node) or any(user.op == "output" for user in source.users):
         return False  # what is returned beside the buffer is another tensor
@@ -60,7 +60,7 @@ def collect_range_violations() -> AbstractContextManager[list[ConstraintViolatio
 
 
 def store_range_violations(orig: Callable[..., object], fake_mode: Any, *args: object, **kwargs: object) -> Argument:
-    """Wrap `produce_guards_and_solve_constraints`: in `collect_range_violations`, store its errors, and raise none."""
+    """Replace `produce_guards_and_solve_constraints`: in `collect_range_violations`, store its error, raise none."""
     try:
         return orig(fake_mode, *args, **kwargs)
     except ConstraintViolationError as error:
@@ -87,8 +87,8 @@ def _specializing_lines(shape_env: Any) -> str:
 
 
 def redirect_log(orig: Callable[..., None], logger: logging.Logger, record: logging.LogRecord) -> None:
-    """Wrap `logging.Logger.handle` to log torch's warnings and errors as ``pipeline.torch`` at DEBUG, since torch also
-    raises the important errors. If ``TORCH_LOGS`` is set, torch's logger handles the records, too."""
+    """Replace `logging.Logger.handle`: log torch's warnings and errors as ``pipeline.torch`` at DEBUG, since torch also
+    raises the important errors. If ``TORCH_LOGS`` is set, torch's logger handles all records as usual."""
     is_torchs = record.name.partition(".")[0] == "torch" and record.levelno >= logging.WARNING
     if is_torchs and not os.environ.get("TORCH_LOGS"):
         log.debug("%s: %s", record.name, record.getMessage(), exc_info=record.exc_info)
@@ -121,13 +121,13 @@ def suppress_repeated_warning(reason: str) -> None:
 def trace_call(
     orig: Kernel, tracer: Argument, module: Argument, forward: Kernel, args: Argument, kwargs: Argument
 ) -> object:
-    """Wrap the tracer's `call_module` so that calls of other threads run untraced. The tracer replaces
+    """Replace the tracer's `call_module`: calls by threads that do not trace run untraced. The tracer replaces
     `Module.__call__` and `Module.__getattr__` in the whole process, and treats every call as a call in the model."""
     return orig(tracer, module, forward, args, kwargs) if is_tracing() else forward(*args, **kwargs)
 
 
 def trace_getattr(orig: Kernel, tracer: Argument, name: str, value: object, proxies: Argument) -> object:
-    """Wrap the tracer's `getattr` so that threads which do not trace get a module's own attributes, not proxies."""
+    """Replace the tracer's `getattr`: threads that do not trace get a module's own attribute ``value``, not a proxy."""
     return orig(tracer, name, value, proxies) if is_tracing() else value
 
 

@@ -54,7 +54,7 @@ def export(
     settings: CompilationSettings,
     profiles: Sequence[Spec] | None = None,
 ) -> tuple[ExportedProgram, ExportNotes]:
-    """Export a module or TorchScript, under the autocast that is active in the caller.
+    """Export a module or TorchScript under the caller's autocast; return the program, and `ExportNotes` about it.
 
     Raises:
         CaptureError: torch.export cannot export the module; the error contains torch's message.
@@ -101,7 +101,7 @@ def signature_of(model: object) -> tuple[Parameter, ...]:
 def _export_model(
     exporter: _Exporter, shapes: Spec, constants: Mapping[int, Constant], settings: CompilationSettings
 ) -> tuple[ExportedProgram, ExportNotes]:
-    """Return the exported model and its notes; if it fails and settings allow it, let the example decide branches."""
+    """Return the export and its notes; if it fails, and settings allow it, the example's values decide the branches."""
     try:
         return _export_with_notes(exporter, shapes, constants, "python")
     except CaptureError:
@@ -158,7 +158,7 @@ class _Exporter:
         return self.device is not None and is_on_other_device(self.device, self.model, self.inputs)
 
     def first_success(self, shapes: Spec, mode: TraceMode) -> ExportedProgram:
-        """Return the first export that succeeds: with the requested shapes, or else by a retry of the table."""
+        """Export with the requested shapes; if that fails or specializes numbers, retry (see `ATTEMPTS`, `NUMBERS`)."""
         with collect_range_violations() as violations:
             exported, error = self.export_as_requested(shapes, mode, violations)
             ours = any(map(ranges.is_dynamic_input, tree_flatten(self.inputs, is_leaf=is_input)[0]))
@@ -179,7 +179,8 @@ class _Exporter:
     def export_as_requested(
         self, shapes: Spec, mode: TraceMode, violations: Sequence[Exception]
     ) -> tuple[ExportedProgram | None, Exception | None]:
-        """Export with the requested shapes. Return the export or None, and an error if it failed or rejects a range."""
+        """Export with the requested shapes. Return (export or None, error or None): an error if it failed or lost a
+        requested range; torch appends to ``violations`` during the export for each range that is too wide."""
         try:
             exported = self.export_once(shapes, mode)
             kept = not ranges.has_derived_dims(shapes) or all(ranges.is_about_plain_dims(e, shapes) for e in violations)
@@ -192,8 +193,8 @@ class _Exporter:
         return exported, None
 
     def retry(self, first: FirstExport, specialized_count: int | None = None) -> ExportedProgram | None:
-        """Return the export of the first attempt in `ATTEMPTS` that keeps the requested ranges; None if none does. With
-        a ``specialized_count``, only try `NUMBERS`, which must specialize fewer numbers to constants than that."""
+        """Return the export of the first attempt in `ATTEMPTS` that keeps the requested ranges; None if none does. If
+        an export specialized ``specialized_count`` numbers to constants, only try `NUMBERS`, to specialize fewer."""
         name = type(self.model).__name__
         for attempt in ATTEMPTS if specialized_count is None else (NUMBERS,):
             for shapes, way in attempt.exports_to_try(first):

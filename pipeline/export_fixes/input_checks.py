@@ -190,7 +190,7 @@ def group_kwargs_entries(model: torch.nn.Module, shapes: Spec) -> Spec:
 def skip_duplicate_kwargs(
     orig: Function, mode: object, module: object, inputs: Argument, shapes: Spec, *rest: Argument, **kwargs: Argument
 ) -> Argument:
-    """Wrap torch.export's `make_constraints` so that it does not get each input of ``**kwargs`` under two names."""
+    """Replace torch.export's `make_constraints`: it gets each input of ``**kwargs`` only once, not under two names."""
     twice = [
         name
         for name, value in inputs.items()

@@ -128,8 +128,8 @@ _changes: ContextVar[list[_Change] | None] = ContextVar("changes of the process"
 @contextmanager
 def undo_at_exit(undo: Callable[[], None]) -> Iterator[None]:
     """Return a context that calls ``undo`` at its end. If Ctrl-C interrupts the context inside an
-    `interruptible` function, this function calls ``undo`` after torch's inner contexts have ended; if ``undo`` is
-    itself interrupted, it is called again."""
+    `interruptible` function, the interruptible function calls ``undo``, after torch's inner contexts have ended. If
+    ``undo`` is itself interrupted, it is called again."""
     found, change = _changes.get(), _Change(undo)
     changes = [] if found is None else found
     changes.append(change)

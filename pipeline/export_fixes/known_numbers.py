@@ -203,7 +203,7 @@ def _result_ratio(func: Target, kwargs: Argument, maxima: Sequence[Argument]) ->
 
 
 def _rule_fits(func: object, args: Argument, kwargs: Argument) -> bool:
-    """Return whether an operator's rule in `RULES`, which gets only largest elements, is valid for these arguments."""
+    """Return whether these arguments suit an operator's function in `RULES`, which gets only their largest elements."""
     if func in SELECTION:
         return isinstance(args[0], torch.Tensor) and all(isinstance(size, int) and size == 1 for size in args[0].shape)
     if func in ADDITION:

@@ -124,7 +124,7 @@ def known_maximum(tensor: torch.Tensor) -> Number | None:
 def dispatch_with_known_values(
     dispatch: Function, mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
 ) -> object:
-    """Wrap `FakeTensorMode.dispatch`: propagate known values to results, and record the numbers that Python reads."""
+    """Replace `FakeTensorMode.dispatch`: also compute known result values, and record the numbers that Python reads."""
     state = known.get()
     kwargs = kwargs or {}
     if not isinstance(func, OpOverload):
@@ -160,7 +160,7 @@ def _call_and_store_largest(func: OpOverload, args: Argument, kwargs: Argument, 
 
 
 def _run_on_values(mode: FakeTensorMode, known: Known, func: OpOverload, args: Argument, kwargs: Argument) -> object:
-    """Run an operator on known values; return fake results that store their values, or NotImplemented."""
+    """Run an operator on known values; return fake results with values; NotImplemented if one is unknown or large."""
     leaves, structure = tree_flatten((args, kwargs))
     if not _can_run_on_values(known, func, leaves):
         return NotImplemented
@@ -239,8 +239,8 @@ def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) ->
 
 
 def _fake_held_tensors(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
-    """Replace the arguments that a model holds outside of its buffers, such as an attribute, by fake tensors with
-    known values. Each is the tensor itself or, for a GPU that the machine lacks, a fake tensor of another mode."""
+    """Replace small tensors that a model holds outside of its buffers (real ones or, for a GPU that the machine lacks,
+    fake tensors of another mode) among an operator's arguments by fake tensors with known values."""
 
     def faked(tensor: torch.Tensor) -> torch.Tensor:
         value = tensor.constant if isinstance(tensor, FakeTensor) else tensor

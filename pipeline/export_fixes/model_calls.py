@@ -239,7 +239,7 @@ CALL_REWRITES: Final = (
 
 
 def rewrite_model_call(orig: Kernel, mode: Argument, func: Argument, args: Argument, kwargs: Argument) -> object:
-    """Wrap torch.export's handling of a torch function that the model calls: apply `CALL_REWRITES` first."""
+    """Replace torch.export's handling of a torch function that the model calls: apply `CALL_REWRITES` first."""
     for replaced in CALL_REWRITES:
         func, args, kwargs = replaced(mode, func, args, kwargs)
     return orig(mode, func, args, kwargs)

@@ -83,10 +83,10 @@ def _has_gpu_kernel(
 
 
 def hide_tracing_from_model(orig: Kernel) -> bool:
-    """Wrap `torch.compiler.is_compiling` and the like: torch's code gets the real result, the model gets False.
+    """Replace `torch.compiler.is_compiling` and the like: torch's code gets the real result, the model gets False.
 
     Models may run other code if they are exported: encoders of transformers then create no mask, which some of them
-    need. Calls through the module are wrapped, as in transformers, but not ``from torch.compiler import is_exporting``.
+    need. Calls through the module, as in transformers, are replaced, not ``from torch.compiler import is_exporting``.
     """
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(package_folder("pipeline")) and frame.f_back is not None:

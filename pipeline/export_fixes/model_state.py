@@ -90,7 +90,7 @@ class KeptState:
         return [one, other, marks]  # a mark that is no result would vanish from the graph
 
     def call_once(self, before: _ModelBefore, forward: Callable[..., Argument], inputs: Inputs) -> Argument:
-        """Call the model once, copy reassigned tensors into its buffers, and return its outputs."""
+        """Call the model once, and return its outputs; copy new tensors that it assigned to buffers into them."""
         args, kwargs = inputs
         given = inspect.signature(forward).bind(*args, **kwargs).arguments
         leaves = {name: tree_flatten(value) for name, value in given.items()}
@@ -222,12 +222,12 @@ class _TensorBefore:
         return cls(path, namespace, name, tensor, is_buffer, _copy_key(tensor), _storage_of(tensor), slot)
 
     def is_replaced(self, reassigned: Sequence[torch.Tensor]) -> bool:
-        """Return whether the model assigned a new tensor to the attribute, or to ``.data`` of its tensor."""
+        """Return whether the model assigned a new tensor to the attribute, or to ``.data`` (then in ``reassigned``)."""
         return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in reassigned)
 
 
 def _dependence_predicate(inputs: object) -> Callable[[object], bool]:
-    """Return a function: whether a value contains a non-tensor, or a tensor that may depend on these inputs."""
+    """Return a function that tells if a value contains a non-tensor, or a tensor that may depend on these inputs."""
     mode = get_proxy_mode()
     if mode is None:
         return lambda value: True
@@ -280,7 +280,8 @@ class _ModelBefore:
         return cls(rows, [(place, Snapshot.of(vars(each))) for place, each in (*modules, *held_objects(model))])
 
     def write_back(self, outputs: Argument, reassigned: list[torch.Tensor]) -> Argument:
-        """Copy each tensor that the model assigned to a buffer into the buffer, if it fits; return the outputs."""
+        """Copy each tensor that the model assigned to a buffer into the buffer, if it fits; return the outputs, cloned
+        if the copies would change them. ``reassigned``: the tensors whose ``.data`` the model assigned."""
         moved = [row for row in self.registered if row.is_buffer and row.is_replaced(reassigned)]
         pairs = [
             (row, new)
@@ -316,7 +317,7 @@ class _ModelBefore:
         return found
 
     def changed_values(self, reassigned: Sequence[torch.Tensor]) -> dict[str, object]:
-        """Return the new value of each attribute that a call changed, other than hooks, by attribute path."""
+        """Return {path: new value} of changed attributes, without hooks; ``reassigned``: tensors with new ``.data``."""
         found: dict[str, object] = {r.place: r.space.get(r.name) for r in self.registered if r.is_replaced(reassigned)}
         for path, space in self.spaces:
             for name, value in space.changed_items():

@@ -32,10 +32,10 @@ def encode_with_zero_padding(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool | None = None,
 ) -> Tensor:
-    """Wrap ``nn.TransformerEncoder.forward`` to write zeros at padding, as eager does without gradients.
+    """Replace ``nn.TransformerEncoder.forward``: write zeros at padding, as eager mode does without gradients.
 
-    If padding is at the end of rows, eager packs the rows without padding, and pads them with zeros before the last
-    norm. During a trace torch does not pack rows, so padding would get other values.
+    If padding is at the end of rows, eager mode packs the rows without padding, and pads them with zeros before the
+    last norm. During a trace torch does not pack rows, so padding would get other values.
     """
     if mask is not None or src_key_padding_mask is None or not _eager_packs_rows(encoder, src):
         return orig(encoder, src, mask, src_key_padding_mask, is_causal)

@@ -32,7 +32,7 @@ class Node:
     arrays: tuple[Argument, ...]
 
     def string_attribute(self, name: str, default: str) -> str:
-        """Return the value of a node's string attribute."""
+        """Return the value of a node's string attribute, or ``default`` if the node does not have it."""
         return str(self.attributes.get(name, default.encode()).decode())
 
     def has_input(self, index: int) -> bool:
@@ -80,7 +80,7 @@ WRONG_CONVERSIONS: Final[Mapping[str, Callable[[Node], bool]]] = {
 
 
 def first_misconverted_node(file: Proto, nodes: Argument) -> Argument:
-    """Return the first node of an ONNX file (with inferred dtypes) that onnx2fx converts incorrectly, or None."""
+    """Return the first of ``nodes``, from an ONNX file with inferred dtypes, that onnx2fx converts wrongly, or None."""
     from onnx import helper, numpy_helper
 
     values = (*file.graph.value_info, *file.graph.input, *file.graph.output)
@@ -119,8 +119,8 @@ class OnnxFile:
 
 
 def open_onnx_model(model: Argument, args: Sequence[Argument], kwargs: object) -> tuple[Argument, Sequence[Argument]]:
-    """If the model is an ONNX file, return its module and inputs; return any other model unchanged. Raise `ValueError`
-    if no inputs are given, and an input has dynamic sizes."""
+    """Return an ONNX file's module and inputs (``args``, or else those of the file); return any other model unchanged.
+    Raise `ValueError` if no inputs are given, although an input of the file has dynamic sizes."""
     if not is_onnx(model):
         return model, args
     file = read_onnx_file(model)
@@ -206,7 +206,7 @@ SIZES: Final = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
 
 def _replace_size_tensors(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Proto]) -> None:
     """Replace each tensor that a node takes as sizes (``Reshape``) by the sizes that onnx infers: torch.export cannot
-    read them from a tensor."""
+    read them from a tensor. ``module`` was converted from ``file``; ``ports``: the file's inputs."""
     found = (*file.graph.value_info, *file.graph.output)
     shapes = {value.name: _declared_sizes(value) for value in found}
     outputs = {node.name: node.output[0] for node in file.graph.node}
@@ -239,7 +239,7 @@ def _sizes_tensor(x: torch.Tensor, start: int, end: int | None) -> torch.Tensor:
 def _static_size_or_node(
     graph: torch.fx.Graph, dim: int | str, ports: Sequence[Proto], inputs: Mapping[str, torch.fx.Node]
 ) -> Argument:
-    """Return a static size, or a node that reads a symbolic size from an input; None if no input has it."""
+    """Return an int ``dim``; for a symbol, a node that reads it from an input in ``ports``, or None if none has it."""
     if isinstance(dim, int):
         return dim
     places = ((port.name, _declared_sizes(port).index(dim)) for port in ports if dim and dim in _declared_sizes(port))

@@ -160,7 +160,7 @@ def _is_total_length_given() -> bool:
 
 
 def first_batch_size(sizes: object, index: object) -> Tensor | None:
-    """Return the first of a packed sequence's batch sizes, which is the number of its rows; None for other items."""
+    """Return the first batch size of a packed sequence, its number of rows; None for other sizes or ``index`` not 0."""
     packed = origin_of_sizes(sizes)
     if packed is None or not isinstance(index, int) or index != 0:
         return None
@@ -168,7 +168,7 @@ def first_batch_size(sizes: object, index: object) -> Tensor | None:
 
 
 def _apply_to_padded_rows(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
-    """Apply a function of independent rows to the padded rows of packed data; return None for other data."""
+    """Apply a function that treats rows independently to packed data's padded rows; return None for other data."""
     notes = list(map(origin_of_data, args))
     found = list(filter(None, notes))
     others = args[len(found) :]

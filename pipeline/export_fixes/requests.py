@@ -80,16 +80,16 @@ def _profiles_of_inputs(inputs: Mapping[int, Input]) -> list[list[ProfileRanges]
 
 
 def _merge_profile_entries(
-    model: object, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], count: int, profiles: Sequence[Spec]
+    model: object, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], leaf_count: int, profiles: Sequence[Spec]
 ) -> tuple[Spec, list[list[ProfileRanges]]]:
-    """Return the ``dynamic_shapes`` that cover all profiles, and each profile's ranges. ``count``: of input leaves."""
+    """Return ``dynamic_shapes`` that cover all profiles, and each profile's ranges; ``leaf_count``: of all inputs."""
     names = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if isinstance(model, torch.nn.Module):
         for spec in profiles:
             input_entries(model, given, spec)
     wishes: list[list[ProfileRanges]] = [[] for _ in profiles]
-    counter = iter(range(count))
+    counter = iter(range(leaf_count))
 
     def walk(path: str, value: Leaf, specs: list[Spec]) -> Spec:
         if isinstance(value, Mapping):
@@ -122,7 +122,7 @@ def _item_entry(spec: Spec, key: object, index: int | None = None) -> Spec:
 def _ranges_over_profiles(
     path: str, input_index: int, value: torch.Tensor | Input, specs: list[Spec], profiles: list[list[ProfileRanges]]
 ) -> dict[int, Any]:
-    """Return the range of each dim over all profiles; append each profile's range to ``profiles``."""
+    """Return {dim: range over all profiles} of an input; add the range in each of its ``specs`` to ``profiles``."""
     sizes = [opt for _, opt, _ in value.ranges] if isinstance(value, Input) else list(value.shape)
     found: dict[int, Any] = {}
     for dim, size in enumerate(sizes):

@@ -99,7 +99,7 @@ def assume_check(mode: AbstractContextManager[object], func: Target, args: Argum
 
 
 def _trace_as_model_code(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
-    """Return a function of torch that torch.export traces as if it were the model's code."""
+    """Return a copy of torch's ``function`` that torch.export traces as if it were the model's code."""
     unhandled = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
     bare = FunctionType(function.__code__, {**function.__globals__, **unhandled}, function.__name__)
     bare.__defaults__, bare.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
@@ -112,7 +112,7 @@ def _trace_as_model_code(mode: AbstractContextManager[object], function: Functio
 
 
 def skip_dynamic_sample_check(orig: Callable[..., None], distribution: Argument, value: Argument) -> None:
-    """Wrap ``Distribution._validate_sample``, to skip it for dynamic sizes, which it would compare with 1."""
+    """Replace ``Distribution._validate_sample``: skip it for dynamic sizes, which it would compare with 1."""
     sizes = (*distribution.batch_shape, *distribution.event_shape, *getattr(value, "shape", ()))
     if all(isinstance(size, int) for size in sizes):
         orig(distribution, value)
@@ -126,7 +126,8 @@ def is_data_dependent(tensor: object) -> bool:
 
 
 def _truth_that_passes_check(frame: FrameType | None, is_check: bool) -> bool | None:
-    """Return the truth value with which a value check passes, and record its location; None for any other condition."""
+    """Return the truth value with which the value check that calls ``frame`` passes, and record the check's location;
+    None for any other condition. ``is_check``: it is a ``torch._assert``, and so surely a check."""
     found = checks.get()
     while frame is not None and _is_library_frame(frame):
         frame = frame.f_back

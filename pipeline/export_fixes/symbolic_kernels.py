@@ -94,7 +94,7 @@ def _scalar_tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
 
 
 def resize_step(orig: Kernel, in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
-    """Return the step between source positions when a dim is resized; one result element needs no step."""
+    """Return the step between source positions when a dim is resized; do not divide by 0 for a dynamic size of 1."""
     if align_corners and isinstance(out_size, torch.SymInt):
         return (in_size - 1) / torch.sym_max(out_size - 1, 1)
     return orig(in_size, out_size, align_corners, scale)

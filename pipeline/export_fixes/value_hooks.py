@@ -45,7 +45,7 @@ def attach_small_value(fake: torch.Tensor, value: torch.Tensor) -> None:
 def fake_buffers_with_values(
     orig: Callable[..., dict[str, torch.Tensor]], mode: FakeTensorMode, module: torch.nn.Module
 ) -> dict[str, torch.Tensor]:
-    """Wrap torch.export's creation of fake parameters and buffers: store the values of small buffers in them."""
+    """Replace torch.export's creation of fake parameters and buffers: also store values of small buffers in them."""
     made, state = orig(mode, module), known.get()
     if state is None:
         return made
@@ -65,7 +65,7 @@ def fake_buffers_with_values(
 def fake_inputs_with_values(
     orig: Kernel, module: object, args: object, kwargs: object, *rest: Argument, **options: Argument
 ) -> Argument:
-    """Wrap torch.export's creation of fake inputs: store the values of `Constant` inputs in them."""
+    """Replace torch.export's creation of fake inputs: also store the values of `Constant` inputs in them."""
     made, state = orig(module, args, kwargs, *rest, **options), known.get()
     values = state.inputs if state is not None else {}
     for place, fake in enumerate(tree_leaves(made[1:3]) if values else ()):
@@ -80,7 +80,7 @@ def fake_inputs_with_values(
 def trace_known_number_read(
     orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
 ) -> object:
-    """Wrap torch's tracing of a call: it reads a number from the fake tensor's known value, not from its proxy's."""
+    """Replace torch's tracing of a call: read numbers from a fake tensor's known value, not its proxy's constant."""
     if torch.Tag.data_dependent_output in func.tags and args and isinstance(args[0], FakeTensor):
         slot = get_proxy_slot(args[0], mode.tracer, None)
         if slot is not None and slot.constant is not None:
@@ -89,7 +89,7 @@ def trace_known_number_read(
 
 
 def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> object:
-    """Wrap Dynamo's pass that specializes float inputs: hide known ints from it, which it takes for symbols."""
+    """Run Dynamo's pass that specializes float inputs; first remove known ints, which it would take for symbols."""
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, FakeTensor) and isinstance(value.item_memo, int):
@@ -98,8 +98,8 @@ def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> ob
 
 
 def replace_known_index(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Replace 0-d index tensors by their known numbers, which torch would specialize to the example's values: torch
-    2.11 in reads; torch 2.13 in writes, and in reads that also have other index tensors."""
+    """Replace 0-d index tensors by their known numbers. Otherwise torch specializes them to the example's values: torch
+    2.11 does so in reads, torch 2.13 in writes and in reads that also have other index tensors."""
     if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
         args = (args[0], map_index(args[1], _index_with_known_numbers), *args[2:])
     return func, args, kwargs

@@ -53,7 +53,7 @@ def evaluate_if(call: Call, condition: Value) -> Value:
 def _with_tensor_bools(
     call: Call, block: Callable[..., tuple[Value, ...]], device: torch.device
 ) -> Callable[[], tuple[Value, ...]]:
-    """Wrap a branch of a prim::If so that it returns bools as tensors, which `torch.where` can select."""
+    """Return a function that runs a prim::If's branch, and returns bools as tensors, which `torch.where` can select."""
 
     def truth(value: Value) -> Value:
         if isinstance(value, bool | torch.SymBool) and not _is_data_dependent(value):
@@ -80,7 +80,7 @@ def unroll_loop(call: Call, count: Value, condition: Value, *carried: Value) -> 
 
 
 def _check_count_is_known(call: Call, value: Value, name: str) -> None:
-    """Raise `CaptureError` if a loop's length is data-dependent: the unrolled loop would have the example's length."""
+    """Raise `CaptureError` if a loop's count or condition, ``name`` in the error, is dynamic: it cannot be unrolled."""
     is_symbol = isinstance(value, torch.SymInt | torch.SymBool) and value.node.maybe_as_int() is None
     if is_symbol or isinstance(value, torch.Tensor):
         data = "depends on data, which is known only when the program runs"

@@ -154,8 +154,9 @@ class _Scope:
 
 
 def _inline_calls(graph: TorchIR, receivers: Mapping[str, _Receiver]) -> tuple[TorchIR, dict[str, _Receiver]]:
-    """Return a copy of a graph with inlined functions and methods of objects, and the graph's inputs that are modules.
-    Calls of modules are not inlined, since the module path that torch records for inlined nodes omits containers."""
+    """Return a copy of a graph with inlined functions and methods of objects, and its inputs that are modules, by name
+    in the copy; ``receivers``: by name in the graph. Calls of modules are not inlined, since the module path that torch
+    records for inlined nodes omits containers."""
     copy = graph.copy()
     given = zip((v.debugName() for v in graph.inputs()), copy.inputs(), strict=True)
     inputs = {v.debugName(): receivers[name] for name, v in given if name in receivers}

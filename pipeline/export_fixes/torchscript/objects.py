@@ -44,7 +44,7 @@ def get_attribute(call: Call, owner: Value) -> Value:
 
 
 def set_attribute(call: Call, owner: Value, value: Value) -> None:
-    """Evaluate prim::SetAttr: copy an assigned tensor into the buffer, so that the program updates the buffer."""
+    """Evaluate prim::SetAttr: set an attribute of a script object or module; a module's tensor must be a buffer."""
     name = call.attributes["name"]
     if isinstance(owner, Object):
         owner.attributes[name] = value

@@ -55,7 +55,7 @@ _MATH: Final = (
 
 
 def _min_or_max_evaluator(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Value]) -> Evaluator:
-    """Return the evaluator of prim::max or prim::min: of two numbers, of two lists, or of the elements of a list."""
+    """Return an evaluator of prim::max or prim::min that calls ``pick`` with numbers, ``of_lists`` with two lists."""
 
     def evaluate(call: Call, first: Value, second: Value = None) -> Value:
         if second is None:
@@ -78,7 +78,7 @@ def _cast_result(function: Callable[..., Value]) -> Evaluator:
 
 
 def tensorless_evaluators(functions: Mapping[str, Callable[..., Value]]) -> dict[str, Evaluator]:
-    """Return evaluators by overload: each kind's function, for all overloads of the kind without tensor arguments."""
+    """Return evaluators by overload (``aten::add.int``): a kind's function for overloads without tensor arguments."""
     return {f"{kind}.{o}": _cast_result(f) for kind, f in functions.items() for o in overloads(kind, tensorless=True)}
 
 

@@ -49,7 +49,7 @@ class Call:
         return self.node.location.where
 
     def error(self, why: str, hint: str = "") -> CaptureError:
-        """Return the error for a node that cannot be evaluated, with the node's kind and line, and ``why``."""
+        """Return the error for a node that cannot be evaluated: its kind and line, the reason ``why``, a ``hint``."""
         at = f" ({self.where})" if self.where else ""
         return CaptureError(f"TorchScript's {self.kind}{at} cannot be compiled: {why}", hint)
 
