@@ -83,7 +83,7 @@ def _regions_around_tensors(network: Network, regions: Mapping[str, tuple[Layer,
 def _regions_around_layer(
     layer: Layer, regions: Mapping[str, tuple[Layer, ...]], around: Mapping[str, frozenset[str]]
 ) -> frozenset[str]:
-    """Return the loops and conditionals that a layer's outputs are in. ``around``: those of the tensors so far.
+    """Return the loops and conditionals that a layer's outputs are in. ``around``: those found for each tensor so far.
 
     The outputs of an exit layer of a loop or conditional are outside of it.
     """
