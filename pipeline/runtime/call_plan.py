@@ -49,7 +49,7 @@ class Step:
 
 @frozen
 class Return:
-    """One output of a program: the value computed in ``slot``, or else an object that exists already: the input with
+    """One output of a program: the value in ``slot``, or else an object that exists already: the input with
     index ``input_index``, the earlier output with index ``again``, or the parameter or buffer in slot ``held``.
 
     A computed tensor is returned in ``dtype``. ``copied``: the caller gets a clone of the slot's tensor.

@@ -178,7 +178,7 @@ class EngineSession:
         return self._in.handle
 
     def _select_plan(self, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
-        """Return the plan for inputs of these shapes, once the execution context has its shapes and addresses."""
+        """Return the plan for inputs of these shapes, and set its shapes and addresses in the execution context."""
         shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
         on_host = [inputs[i] for i in self.on_host]  # TensorRT reads their values there
         key = (in_place, *shapes, *[tuple(v.flatten().tolist()) if isinstance(v, torch.Tensor) else v for v in on_host])
@@ -236,7 +236,7 @@ class EngineSession:
         self._in.turn = self._own_turn
 
     def _apply(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
-        """Set a plan's shapes and addresses in the execution context; for None, create and store it by ``key``."""
+        """Bind a plan's shapes and addresses; if ``plan`` is None, create it for the inputs and store it by ``key``."""
         if len(inputs) != len(self.inputs):
             raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, got {len(inputs)}")
         self._current = None

@@ -15,7 +15,7 @@ SDPA: Final = torch.ops.aten.scaled_dot_product_attention.default
 def attention(
     query: Argument, key: Argument, value: Argument, attn_mask: Argument = None, *flags: Argument, **options: Argument
 ) -> torch.Tensor:
-    """Compute ``scaled_dot_product_attention`` (same arguments); for GQA, without torch's slow math backend.
+    """Compute ``scaled_dot_product_attention`` of these arguments; for GQA, without torch's slow math backend.
 
     For grouped-query attention (GQA) with a mask torch may use that backend, which stores all scores: flash attention
     accepts no mask, the memory-efficient kernel no GQA, and cuDNN does not always run. So this function repeats the

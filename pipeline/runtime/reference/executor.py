@@ -231,7 +231,7 @@ class _PlanRun:
                 self.run_layer(layer, inner)
 
     def loop_output(self, layer: Layer, collected: list[torch.Tensor], last: Frame) -> torch.Tensor:
-        """Return a loop's output: the last value, or the values of all iterations stacked along an axis."""
+        """Return a loop output: its value in frame ``last``, or the values ``collected`` in all iterations, stacked."""
         if layer.attribute("kind") == "LAST_VALUE":
             return self.compute(input_names(layer)[0], last)
         row, axis = layer.outputs[0], layer.attribute("axis")

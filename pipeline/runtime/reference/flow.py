@@ -38,7 +38,7 @@ class Flow:
     inside: Mapping[str, frozenset[str]]
 
     def boundary_layers(self, region: str | None, kind: str) -> tuple[Layer, ...]:
-        """Return a region's boundary layers of one kind."""
+        """Return a region's boundary layers of one kind, such as "ITERATOR"."""
         return tuple(layer for layer in self.regions[region or ""] if layer.kind == kind)
 
     def regions_around(self, layer: Layer) -> frozenset[str]:

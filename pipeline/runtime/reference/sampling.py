@@ -19,7 +19,7 @@ ROUND: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _input_coordinates(layer: Layer, length: int, size: int, scale: float | None) -> torch.Tensor:
-    """Return the coordinate in an axis of ``length`` of each of ``size`` outputs, in float32 as kernels compute it."""
+    """Return where each of ``size`` outputs lies on an axis of ``length`` inputs, in float32 as kernels compute it."""
     index = torch.arange(size, dtype=torch.float32)
     mode = layer.attribute("coordinate_transformation")
     if size == 1 and layer.attribute("selector_for_single_pixel") == "UPPER":
