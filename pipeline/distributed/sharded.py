@@ -232,7 +232,7 @@ def _input_as_dtensor(dtensor: Argument, local_tensor: Argument) -> Argument:
 
 
 def _local_results(results: Argument, export: LocalExport) -> Argument:
-    """Return the local tensors of results, and record the layouts of the results that are DTensors."""
+    """Return ``results`` with local tensors in place of DTensors; store the DTensors' layouts in ``export.outputs``."""
     from torch.distributed.tensor import DTensor
 
     leaves = tree_leaves(results)

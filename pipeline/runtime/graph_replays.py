@@ -47,7 +47,7 @@ class GraphInput:
         self.example.copy_(value)
 
     def __call__(self, value: torch.Tensor, node: CopyNode | None) -> None:
-        """Let the next launch read this input; ``node`` is the graph's copy node for the input."""
+        """Let the next launch read ``value`` as this input; ``node``: the graph's copy node for it, if it has one."""
         if node is not None and value.dtype == self.held.dtype and value.is_cuda and has_plain_layout(value):
             node.read_from(value.data_ptr())
             return

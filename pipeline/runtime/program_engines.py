@@ -186,7 +186,7 @@ def set_weight_streaming_budget(engine_name: str, loaded: trt.ICudaEngine, budge
 def process_group_of(compiled: Compiled, index: int) -> str:
     """Return the name of the process group that an engine's collectives join; empty if it has no collectives.
 
-    The name comes from the program's graph, which is checked when a file is loaded; an engine's plan cannot be checked.
+    The name comes from the program's graph, whose operators are checked at loading; an engine's plan cannot be checked.
     """
     if compiled.program.sharding is None:
         return ""
