@@ -30,7 +30,7 @@ its place, before a copy of the result to the tensor."""
 
 
 def trace_collectives() -> AbstractContextManager[None]:
-    """Return a context for exports: collectives become operators of the graph, and DTensors add nothing to it."""
+    """Return a context for exports in which the graph records collectives as operators, and no internals of DTensor."""
     return _export_patches("torch.distributed.tensor" in sys.modules).activate("sharded")
 
 
@@ -63,7 +63,7 @@ def _call_untraced(original: Function, *args: Argument) -> object:
 
 
 def _call_functional(collective: Argument, _: Function, *args: Argument, **kwargs: Argument) -> None:
-    """Call the functional ``collective`` with the arguments of a collective of torch.distributed (``_``)."""
+    """Call ``collective``, the functional form of torch.distributed's ``_``, with the arguments of a call of ``_``."""
     names = functional.REDUCE_OP_TO_STR
     named = [names[each] if isinstance(each, torch.distributed.ReduceOp.RedOpType) else each for each in args]
     collective(*named, **{name: names.get(each, each) if name == "op" else each for name, each in kwargs.items()})

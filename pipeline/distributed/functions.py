@@ -84,7 +84,7 @@ def _to_local(value: Argument) -> Argument:
 
 
 def _embedding_mask_buffers(tensors: Iterable[Argument]) -> list[Argument]:
-    """Return the mask buffers that sharded embedding look-ups use; a mask marks the rows that another rank holds."""
+    """Return the mask buffers of DTensors among ``tensors``: in them embeddings mark the rows that other ranks hold."""
     placements = (each for tensor in tensors if isinstance(tensor, DTensor) for each in tensor.placements)
     masks = (getattr(each, "mask_buffer", None) for each in placements)
     return list({id(mask): mask for mask in masks if mask is not None and mask.data is not None}.values())

@@ -34,9 +34,9 @@ UNWRAPPED: Final = "compile the module without this wrapper: shard it by paralle
 
 @frozen(eq=False)
 class ShardedTensor:
-    """A parameter or buffer of a model that is a DTensor (``whole``).
+    """A parameter or buffer of a model that is a DTensor, ``whole``.
 
-    registered: the dict that has it under ``name``: its module's ``_parameters`` or ``_buffers``.
+    registered: the ``_parameters`` or ``_buffers`` of its module, which have ``whole`` under the key ``name``.
     """
 
     registered: MutableMapping[str, Argument]
@@ -50,8 +50,10 @@ class ShardedTensor:
 
 @frozen(eq=False)
 class LocalExport:
-    """The inputs of an export, where local tensors replace DTensors; and for the inputs and outputs that are DTensors
-    outside of the export, their layouts by index."""
+    """The ``args`` and ``kwargs`` of an export, with local tensors in place of DTensors.
+
+    inputs, outputs: (index, layout) of each input or output of the model that is a DTensor before the export.
+    """
 
     args: Sequence[object]
     kwargs: Mapping[str, object] | None
@@ -76,7 +78,10 @@ def use_local_tensors(
     model: object, args: Sequence[object], kwargs: Mapping[str, object] | None, device: str | None = None
 ) -> Iterator[LocalExport]:
     """Return a context for exporting a module: in it, local tensors replace parameters and inputs that are DTensors,
-    and collectives are operators. Without an initialized torch.distributed nothing changes."""
+    and collectives are operators. Without an initialized torch.distributed nothing changes.
+
+    device: the device that the model is captured on, to be checked against the mesh of its DTensors; None: no check.
+    """
     if not dist.is_available() or not dist.is_initialized():
         yield LocalExport(args, kwargs)
         return
@@ -107,7 +112,7 @@ def use_local_tensors(
 
 
 def input_paths(leaves: Sequence[object], structure: Argument) -> list[tuple[object, ...]]:
-    """Return the pytree path of each input in ``(args, kwargs)``."""
+    """Return each leaf's pytree path in ``(args, kwargs)``, which was flattened to ``leaves`` and ``structure``."""
     from torch.utils._pytree import tree_flatten_with_path
 
     return [tuple(map(str, path)) for path, _ in tree_flatten_with_path(tree_unflatten(leaves, structure))[0]]
@@ -215,8 +220,8 @@ def _run_on_local_tensors(
 
 
 def _input_as_dtensor(dtensor: Argument, local_tensor: Argument) -> Argument:
-    """Return an input of the exported module as a DTensor with the layout of ``dtensor``, the input before the export;
-    unchanged if that is None. Dynamic sizes of the local tensor are assumed equal on all ranks."""
+    """Return ``local_tensor``, an input of an export, as a DTensor with the layout of ``dtensor``, the model's original
+    input; unchanged if ``dtensor`` is None. Dynamic sizes of the local tensor are assumed equal on all ranks."""
     from torch.distributed.tensor import DTensor
 
     if dtensor is None:
@@ -227,7 +232,7 @@ def _input_as_dtensor(dtensor: Argument, local_tensor: Argument) -> Argument:
 
 
 def _local_results(results: Argument, export: LocalExport) -> Argument:
-    """Return the local tensors of results, and record the layouts of the results that are DTensors."""
+    """Return ``results`` with local tensors in place of DTensors; store the DTensors' layouts in ``export.outputs``."""
     from torch.distributed.tensor import DTensor
 
     leaves = tree_leaves(results)

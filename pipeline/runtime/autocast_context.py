@@ -42,9 +42,9 @@ def copy_under_autocast(model: torch.nn.Module) -> torch.nn.Module:
 def _call_under_autocast(
     dtypes: Mapping[str, torch.dtype | None], forward: Callable[..., object], /, *args: object, **kwargs: object
 ) -> Leaf:
-    """Call ``forward`` with autocast in these dtypes, by device type.
+    """Call ``forward`` under autocast with a dtype for each device type; None turns autocast off.
 
-    ``forward`` is an argument so that each copy of a module can pass its own ``forward``.
+    ``forward`` is an argument, not a closure variable, so that each copy of a module can pass its own ``forward``.
     """
     with autocast_with_dtypes(dtypes):
         return forward(*args, **kwargs)

@@ -210,7 +210,7 @@ class CallLimit:
 
     @classmethod
     def from_file(cls, parameters: object, program: Program, scale: int = 1, *, once: bool = False) -> CallLimit | None:
-        """Return the limit stated in the file that a program was loaded from; None without a file or a limit in it.
+        """Return the limit that a program's file states; None unless ``parameters`` are from a file with a limit.
 
         scale: a factor for the limit, for a program that computes in wider dtypes.
         once: check only the first call with each `CallPlan`, if no size is data-dependent.

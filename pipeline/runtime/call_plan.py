@@ -31,7 +31,8 @@ NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
 
 @frozen
 class Step:
-    """A segment to run, with the slots that it reads (``takes``) and the slots that it fills (``gives``).
+    """A segment to run. A slot is an index in a call's list of values: the segment reads the slots ``takes``, and fills
+    the slots ``gives``.
 
     ``late``: the slots and expressions of sizes to compute before this segment runs, since they depend on results of
     earlier segments. ``learns``: the symbols whose values this segment's outputs determine, each as (output index, dim
@@ -48,8 +49,8 @@ class Step:
 
 @frozen
 class Return:
-    """One output of a program: the value in a slot, the input with index ``input_index`` itself, the same object as the
-    output with index ``again``, or the parameter or buffer in slot ``held`` itself.
+    """One output of a program: the value in ``slot``, or else an object that exists already: the input with
+    index ``input_index``, the earlier output with index ``again``, or the parameter or buffer in slot ``held``.
 
     A computed tensor is returned in ``dtype``. ``copied``: the caller gets a clone of the slot's tensor.
     """
@@ -123,7 +124,7 @@ class Layout:
         return collectives_capture_obstacle(self.program)
 
     def slots_to_clear_after(self, steps: Sequence[Step]) -> list[tuple[int, ...]]:
-        """Return, for each step, the slots of computed values that no later step reads."""
+        """Return, for each step, the slots of computed values that are not needed after it, not even as outputs."""
         computed = {slot for step in steps for slot in step.gives}
         read = {*self.checks, *(slot for slot, _ in self.decisions), *(end.slot for end in self.writes)}
         read |= {slot for end in self.returns for slot in (end.slot, end.held) if slot is not None}
@@ -158,7 +159,7 @@ class CallPlan:
     guard: PositionGuard | None = field(default=None, repr=False)
 
     def report_check_results(self, slots: Slots, check_slots: Sequence[int]) -> None:
-        """Pass the results of the program's checks of KV cache positions, which are in these slots, to the guard."""
+        """Pass the results of the program's KV cache position checks, found in ``check_slots``, to ``guard``."""
         for slot in check_slots:
             if self.guard is not None:
                 self.guard.add_result(slots[slot])
@@ -309,7 +310,7 @@ class LayoutBuilder:
 
 
 def _mark_duplicates(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
-    """Mark outputs that are the same object as an earlier one (``again``), or a copy of an earlier one (``copied``)."""
+    """Return ``returns`` with a mark on each output that is an earlier one (``again``) or its copy (``copied``)."""
     first: dict[tuple[Any, Return], int] = {}
     slots: set[int] = set()
     marked: list[Return] = []

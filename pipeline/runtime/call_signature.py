@@ -19,7 +19,7 @@ def arrange_arguments(
     equal that default.
 
     Args:
-        program: the program; without a signature, its inputs' names stand for parameters.
+        program: the program; if it has no signature of ``forward``, its inputs' names are the parameters' names.
         positional, keywords: the pytree structures of its positional and keyword inputs.
 
     Raises:
@@ -56,7 +56,7 @@ def arrange_arguments(
 
 
 def _check_omitted_argument(parameter: Parameter, input_names: Sequence[str], program: Program) -> None:
-    """Raise an error if the default of an omitted argument differs from the value that the program was compiled for."""
+    """Raise a TypeError if an omitted parameter's default is not the compiled value. ``input_names``: of all inputs."""
     specs = [spec for part in program.in_spec.children() for spec in part.children()]
     place, default, what = input_names.index(parameter.name), parameter.default, "a value that each call passes"
     if specs[place].num_leaves == 1 and not specs[place].num_children:

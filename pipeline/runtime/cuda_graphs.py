@@ -74,7 +74,7 @@ class CapturedCall:
         return torch.cuda.CUDAGraph(keep_graph=True) if self._inside else torch.cuda.CUDAGraph()
 
     def _directly_written_outputs(self, values: Sequence[object]) -> dict[int, int]:
-        """Return the large outputs that an engine writes and no other segment reads: output index → slot."""
+        """Return the large outputs that engines write (index in ``takes`` → slot); ``values``: all slots' values."""
         if self._in_torch or self.layout.writes or not self._copies_outputs:
             return {}
         filled = {id(values[slot]): slot for step in self.layout.steps for slot in step.gives}
@@ -95,7 +95,7 @@ class CapturedCall:
         return values, self._executor.collect_outputs(values, leaves, evolve(self.plan, output_device=None))
 
     def _capture(self, leaves: Sequence[object]) -> tuple[list[object], list[object], list[GraphOutput]]:
-        """Run the call, then capture it; return all slots' values, the program's outputs, and those in graph memory."""
+        """Run the call once, then capture it; return what `_record` returns."""
         stream, caller = graph_copies.capture_stream(self._lane.device), self._lane.current_stream()
         options = RunOptions(stream, captured=True)
         stream.wait_stream(caller)
@@ -111,7 +111,7 @@ class CapturedCall:
 
     @torch.no_grad()
     def _recapture(self, leaves: Sequence[Leaf], outputs: Sequence[torch.Tensor | None]) -> GraphInstance:
-        """Capture the call again; return an instance that writes large outputs directly to the tensors ``outputs``."""
+        """Capture the call again; return an instance that writes large outputs to ``outputs``, where not None."""
         graph = self._new_graph()
         into = {slot: value for i, slot in self._large.items() if (value := outputs[i]) is not None}
         stream = graph_copies.capture_stream(self._lane.device)
@@ -122,7 +122,10 @@ class CapturedCall:
         return make_instance(graph, list(self._fed.values()), takes)
 
     def _record(self, leaves: Sequence[Leaf], options: RunOptions) -> tuple[list[Leaf], list[Leaf], list[GraphOutput]]:
-        """Run what the graph captures: copy the inputs, run the program, write buffers, and copy the outputs."""
+        """Run what the graph captures: copy the inputs, run the program, write buffers, and copy the outputs.
+
+        Return the values of all slots, the program's outputs, and a `GraphOutput` for each output in graph memory.
+        """
         if self._inside:
             for feed in self._fed.values():
                 feed.held.copy_(feed.example)

@@ -94,7 +94,7 @@ class ProfiledSession:
     def __call__(
         self, inputs: Sequence[Any], stream: torch.cuda.Stream, *, shapes_key: object = None, **options: Any
     ) -> list[Any]:
-        """Run the engine in the profile that fits the inputs; return the outputs as `EngineSession.__call__` does."""
+        """Run the engine in the profile that fits; arguments and result are those of `EngineSession.__call__`."""
         last = self._last
         if last is not None and shapes_key is not None and last[0] is shapes_key:
             return last[1](inputs, stream, shapes_key=shapes_key, **options)

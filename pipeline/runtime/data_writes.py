@@ -22,7 +22,7 @@ _own: Final[Any] = torch.Tensor.data
 
 @define(eq=False)
 class DataWrites:
-    """A count of the writes to a tensor through ``.data``, which is watched while this object lives.
+    """A count of the writes to a tensor through its attribute ``.data``; counting stops when this object is freed.
 
     assigned: the number of assignments to ``.data``. alias: the tensor that ``.data`` returned; its version counter
         counts the in-place writes.

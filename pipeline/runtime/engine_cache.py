@@ -34,7 +34,7 @@ MAX_FILES = 256
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder ``runtime`` (kernels) or ``engines`` in the user's cache folder or in ``PIPELINE_CACHE``."""
+    """Return the subfolder ``name`` (such as ``engines``) of ``PIPELINE_CACHE`` or else of the user's cache folder."""
     chosen = os.environ.get("PIPELINE_CACHE")
     return (Path(chosen) if chosen else platformdirs.user_cache_path("stagewright")) / name
 
@@ -98,8 +98,9 @@ class RuntimeCache:
         """Return the kernel cache for the engines of these networks: in the user's folder (True), in another folder, or
         only in memory (False). Return None if this TensorRT has no such cache.
 
-        If the cache has no file, ``kernels`` for this machine are used, only in memory: the user's cache stores no
-        kernels from saved programs. If TensorRT refuses the shared file on this GPU, the GPU uses a separate file.
+        If the cache has no file, ``kernels``, from a saved program, are used if they fit this machine, but only in
+        memory: the user's cache stores no kernels from saved programs. If TensorRT refuses the shared file on this
+        GPU, the GPU uses a separate file.
         """
         if not CAPABILITIES.runtime_config:
             return None

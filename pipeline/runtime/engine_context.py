@@ -47,7 +47,7 @@ class Context:
             self.require_success(taken, f"profile {profile}", messages)
 
     def require_success(self, succeeded: bool, action: str, messages: Messages) -> None:
-        """Raise an ``ExecutionError`` with TensorRT's messages unless a call of TensorRT ``succeeded``."""
+        """Raise an ``ExecutionError`` unless ``succeeded``: "TensorRT refused ``action``", with ``messages()``."""
         if not succeeded:
             raise ExecutionError(f"{self.name}: TensorRT refused {action} ({messages()})")
 

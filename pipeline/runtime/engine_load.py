@@ -91,9 +91,9 @@ class LoadedEngine:
     def load(
         cls, engine: Engine, network: Network, prepare: Callable[[Any], None] = lambda loaded: None, **options: Any
     ) -> LoadedEngine:
-        """Load a serialized engine on the current GPU, with its compiled kernels if the options include a ``cache``.
+        """Load a serialized engine on the current GPU. ``options``: other fields of this class, such as ``cache``.
 
-        ``prepare`` is called with the engine before any context is created.
+        ``prepare`` is called with the ``ICudaEngine`` before any context is created, for example to set weights.
 
         Raises:
             ExecutionError: there is no GPU, or the engine does not load; with TensorRT's message.

@@ -80,7 +80,7 @@ def _set_weights(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], ch
 
 
 def _set_weight_or_explain(refitter: trt.Refitter, name: str, value: torch.Tensor, refittable: Collection[str]) -> str:
-    """Pass a weight to TensorRT; return why it was refused, or an empty string."""
+    """Pass a weight to TensorRT; return why it was refused, or "". ``refittable``: the weights that can be replaced."""
     if name not in refittable:
         return "TensorRT folded it into the engine or dropped it, so it cannot be replaced"
     given, wanted = as_weights(value), refitter.get_weights_prototype(name)  # RTX 1.4 accepts another dtype silently

@@ -178,7 +178,7 @@ class EngineSession:
         return self._in.handle
 
     def _select_plan(self, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
-        """Return the plan for inputs of these shapes; set its shapes and addresses in the execution context."""
+        """Return the plan for inputs of these shapes, and set its shapes and addresses in the execution context."""
         shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
         on_host = [inputs[i] for i in self.on_host]  # TensorRT reads their values there
         key = (in_place, *shapes, *[tuple(v.flatten().tolist()) if isinstance(v, torch.Tensor) else v for v in on_host])
@@ -236,7 +236,7 @@ class EngineSession:
         self._in.turn = self._own_turn
 
     def _apply(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
-        """Set the shapes and addresses of a plan in the execution context; create the plan if it is None."""
+        """Bind a plan's shapes and addresses; if ``plan`` is None, create it for the inputs and store it by ``key``."""
         if len(inputs) != len(self.inputs):
             raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, got {len(inputs)}")
         self._current = None
@@ -334,8 +334,8 @@ class EngineSession:
     def _bind_output(
         self, output_index: int, make: Allocator | None, into: torch.Tensor | None, inputs: Sequence[Any]
     ) -> torch.Tensor | OutputBuffer:
-        """Bind an output to the input that it updates, to the memory ``into``, or to new memory. If the shape is not
-        known yet, bind it to a buffer that allocates memory when TensorRT requests it."""
+        """Bind an output to the input that it updates, else to the memory ``into``, else to new memory from ``make()``.
+        If ``make`` is None, the shape is not known yet: bind a buffer that allocates when TensorRT requests it."""
         binding = self.outputs[output_index]
         if make is None:
             if binding.name not in self.buffers:

@@ -35,7 +35,7 @@ def is_triton_installed() -> bool:
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return ``x @ weight.T + bias``."""
+    """Return ``x @ weight.T + bias``: by Triton kernels for few rows in half precision, else by PyTorch."""
     rows = x.numel() // max(x.shape[-1], 1)
     least = LEAST if rows == 1 else LEAST_OF_SEVERAL
     halves = x.dtype in HALVES and weight.dtype == x.dtype and (bias is None or bias.dtype == x.dtype)

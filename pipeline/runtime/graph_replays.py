@@ -47,7 +47,7 @@ class GraphInput:
         self.example.copy_(value)
 
     def __call__(self, value: torch.Tensor, node: CopyNode | None) -> None:
-        """Let the next launch read this input; ``node`` is the graph's copy node for the input."""
+        """Let the next launch read ``value`` as this input; ``node``: the graph's copy node for it, if it has one."""
         if node is not None and value.dtype == self.held.dtype and value.is_cuda and has_plain_layout(value):
             node.read_from(value.data_ptr())
             return
@@ -87,7 +87,7 @@ def make_instance(
     graph: torch.cuda.CUDAGraph, inputs: Sequence[GraphInput], outputs: Sequence[GraphOutput]
 ) -> GraphInstance:
     """Return the `GraphInstance` whose executable PyTorch has instantiated and replays. It keeps alive the outputs that
-    the graph copies. The others are in the caller's memory, which must be unused when the next launch writes to it."""
+    the graph copies. Other outputs are in the caller's memory, which must be unused when the next launch writes it."""
     kept = [take.value for take in outputs if take.value is not take.example]
     return GraphInstance(graph, *input_and_output_copies(graph, inputs, outputs), keep_alive=kept)
 
@@ -185,8 +185,8 @@ class Replayer:
     ) -> GraphInstance:
         """Return an instance for outputs at new addresses.
 
-        It is a new capture that writes to them directly, or else an instance whose copy nodes the caller sets to them:
-        ``base``, a new one, or the oldest.
+        It is a new capture that writes to ``outputs`` directly; or else ``base``, a new or the oldest instance, whose
+        copy nodes the caller must then set to the addresses.
         """
         again = self._again() if self._again is not None else None
         if again is not None and self._credit >= PATIENCE and addresses in self._once:

@@ -15,11 +15,11 @@ SDPA: Final = torch.ops.aten.scaled_dot_product_attention.default
 def attention(
     query: Argument, key: Argument, value: Argument, attn_mask: Argument = None, *flags: Argument, **options: Argument
 ) -> torch.Tensor:
-    """Compute ``scaled_dot_product_attention`` for grouped-query attention (GQA), without torch's slow math backend.
+    """Compute ``scaled_dot_product_attention`` of these arguments; for GQA, without torch's slow math backend.
 
-    For GQA with a mask torch may use that backend, which stores all scores: flash attention accepts no mask, the
-    memory-efficient kernel no GQA, and cuDNN does not always run. This function therefore repeats the heads of keys; if
-    each head has a single query, the queries of a group become rows of a single head.
+    For grouped-query attention (GQA) with a mask torch may use that backend, which stores all scores: flash attention
+    accepts no mask, the memory-efficient kernel no GQA, and cuDNN does not always run. So this function repeats the
+    heads of keys; if each head has a single query, the queries of a group become rows of a single head.
     """
     heads, groups = query.shape[-3], key.shape[-3]
     if not options.get("enable_gqa") or attn_mask is None or heads == groups:

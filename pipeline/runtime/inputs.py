@@ -241,7 +241,7 @@ class _SymbolValues:
         self.later: list[tuple[Port, int | None, sympy.Expr, int]] = []
 
     def bind_size(self, port: Port, dim: int | None, expr: sympy.Expr, size: int) -> None:
-        """Check that a size is in its range; if its expression is a symbol, store the symbol's value."""
+        """Check that a ``size`` (of ``dim``; None for an int input) is in range; store it if ``expr`` is a symbol."""
         allowed = port.ranges[dim or 0]
         if not allowed.min <= size <= allowed.max:
             raise ShapeError(port.name, dim, size, (allowed.min, allowed.max))

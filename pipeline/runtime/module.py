@@ -61,7 +61,8 @@ class ProgramModule(CompiledModule):
         settings: CompilationSettings | None = None,
         shared: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Load a program. ``shared``: a dict of constants, which modules of one model with equal settings share."""
+        """Load a program. ``executor``: "tensorrt", "reference" (CPU), or None: "tensorrt" if it can run the engines.
+        ``shared``: a dict of constants, which modules of one model with equal settings share."""
         super().__init__()
         self.compiled, self.settings = without_parameters(compiled), settings or compiled.settings
         self.executor: Executor = executor or _default_executor(compiled.engines)
@@ -109,7 +110,8 @@ class ProgramModule(CompiledModule):
         loaded_by_digest: dict[str, LoadedEngine],
     ) -> SegmentRunner | LoadedEngine:
         """Return what runs a segment in all workers: a function, or an engine for which each worker creates a context.
-        ``loaded_by_digest``: the engines loaded so far, by digest; segments with equal plans share an engine."""
+        ``get_constant``: returns a constant of the program by its name. ``loaded_by_digest``: the engines loaded so
+        far, by digest; segments with equal plans share an engine."""
         if segment.kind == "torch":
             on_gpu = self.executor == "tensorrt"
             mode = self.settings.torch_compile if on_gpu else None
@@ -350,7 +352,7 @@ def _default_executor(engines: Sequence[Engine]) -> Executor:
 def _make_worker(
     layout: Layout, parts: Sequence[Leaf], device: torch.device, executor: Executor, settings: CompilationSettings
 ) -> Worker:
-    """Return a worker that runs the program's segments; ``parts``: for each segment, its function or loaded engine."""
+    """Return a worker for ``parts``, each segment's function or loaded engine; on the CPU for executor "reference"."""
     if executor == "reference":
         return SegmentExecutor(layout, parts, device)
     graphs = CudaGraphs(settings.max_cuda_graphs, settings.reuse_outputs) if settings.cuda_graphs else None

@@ -96,7 +96,8 @@ def _register_updated_buffers(replacement: torch.nn.Module, runner: CompiledModu
 
 
 def _copy_without_weights(module: M, device: torch.device, copies: dict[int, Leaf]) -> M:
-    """Copy a module and its submodules to a device, without weights; submodules that had weights refuse calls."""
+    """Copy a module and its submodules to a device, without weights; submodules that had weights refuse calls.
+    ``copies``: the copies so far, by ``id`` of the original, so that a shared module is copied once."""
     if id(module) in copies:
         return copies[id(module)]  # type: ignore[no-any-return]
     copied = copies[id(module)] = module.__class__.__new__(module.__class__)
@@ -114,7 +115,7 @@ def _copy_without_weights(module: M, device: torch.device, copies: dict[int, Lea
 
 
 def _placeholder(parameter: torch.nn.Parameter, device: torch.device, copies: dict[int, Leaf]) -> torch.nn.Parameter:
-    """Return a parameter of the same shape and dtype, filled with NaN or the integer 0, that uses almost no memory."""
+    """Return a parameter of this shape and dtype, all NaN (or integer 0), of one stored element; reuse ``copies``."""
     if id(parameter) not in copies:
         floats = parameter.is_floating_point() or parameter.is_complex()
         one = torch.full((), torch.nan if floats else 0, device=device).to(parameter.dtype)

@@ -60,10 +60,10 @@ def stated_call_bytes(parameters: object) -> int:
 
 
 def raise_call_error(file_name: str, error: Exception, reported: Exception) -> NoReturn:
-    """Raise the error of a failed call; call this function in the ``except`` clause.
+    """Raise ``reported``, which describes the ``error`` of a failed call; call this function in the ``except`` clause.
 
-    The error is ``reported``. For a program from a file it is an error that names the file and the node, unless
-    ``reported`` is an error of this package or of exhausted memory. No frame refers to the errors afterwards, so that
+    For a program from a file, an error that names the file and the node is raised instead, unless ``reported`` is an
+    error of this package or of exhausted memory. No frame refers to the errors afterwards, so that
     the call's tensors are freed.
     """
     failed = reported

@@ -142,7 +142,7 @@ def load_engine(
     cache: RuntimeCache | None,
     parameters: Mapping[str, torch.Tensor],
 ) -> LoadedEngine:
-    """Load an engine of a program, and supply its weights if the plan has none.
+    """Load an engine of a program; its kernels are in ``cache``, its weights in ``parameters`` if the plan has none.
 
     Raises:
         ExecutionError: as `LoadedEngine.load`.
@@ -186,7 +186,7 @@ def set_weight_streaming_budget(engine_name: str, loaded: trt.ICudaEngine, budge
 def process_group_of(compiled: Compiled, index: int) -> str:
     """Return the name of the process group that an engine's collectives join; empty if it has no collectives.
 
-    The name comes from the program's graph, whose operators `load` checks; the contents of a plan cannot be checked.
+    The name comes from the program's graph, whose operators are checked at loading; an engine's plan cannot be checked.
     """
     if compiled.program.sharding is None:
         return ""
@@ -197,7 +197,7 @@ def process_group_of(compiled: Compiled, index: int) -> str:
 def network_weights(
     compiled: Compiled, network: Network, parameters: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Return the weights of an engine's network, by name."""
+    """Return the weights of an engine's network, by name: computed from ``parameters``, or literals of the program."""
     mapped, found = isinstance(compiled.literals, FileWeights), dict[str, torch.Tensor]()
     for name in (weight.name for weight in network.weights):
         if name in compiled.refit_map:

@@ -90,7 +90,8 @@ def _poll(watchdog: Callable[[], Watchdog | None], interval: float) -> None:
 def waiting_text(
     store: Argument, store_key: str, rank: int, other_ranks: Iterable[int], seconds: float, grace: float = GRACE
 ) -> str:
-    """Return the error text for a call that does not finish; it names the ranks that do not report that they wait."""
+    """Return the error text for a call that does not finish; it names the ranks that do not report within ``grace``
+    seconds that they wait for the same call (by keys in ``store`` that begin with ``store_key``)."""
     said = f"rank {rank} on {socket.gethostname()}: a call with collectives is not done after {seconds:g} s"
     try:
         store.set(f"{store_key}/waits/{rank}", "")

@@ -247,8 +247,8 @@ def _device_mesh(layout: Layout) -> Argument:
 
 
 def gather_from_ranks(program: Program, value: T, seconds: float) -> list[T]:
-    """Return the values of all ranks in this rank's groups, in the same order on each rank. ``value`` is this rank's
-    value, of a type in JSON. Return [] on all ranks if a value is late, since ranks may compile one after another."""
+    """Return the values of all ranks in this rank's groups, in the same order on each rank; [] on all ranks if a value
+    is missing after ``seconds``, as when ranks compile in turn. ``value``: this rank's value, of a type in JSON."""
     sharding = program.sharding
     if sharding is None or not sharding.groups:
         return [value]

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def one_row(x, weight, bias, out, n, k, BIAS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr):
-    """Write ``x @ weight.T + bias`` of one row, summed in float32; each Triton program computes a few columns."""
+    """Write ``x @ weight.T + bias`` of one row: n sums of k products, in float32; COLUMNS sums per Triton program."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < n
     rows = weight + column[:, None].to(tl.int64) * k
@@ -31,7 +31,7 @@ def one_row(x, weight, bias, out, n, k, BIAS: tl.constexpr, COLUMNS: tl.constexp
 def few_rows(
     x, weight, bias, out, m, n, k, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr
 ):
-    """Write ``x @ weight.T + bias`` of up to ``ROWS`` rows, summed in float32; each program computes a few columns."""
+    """Write ``x @ weight.T + bias`` of m <= ROWS rows: n sums of k products each, in float32; COLUMNS per program."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.arange(0, ROWS)
     inside, used = column < n, row < m

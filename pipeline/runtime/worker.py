@@ -97,7 +97,7 @@ class SegmentExecutor:
                 raise DecisionError(f"this call takes another branch than the captured example at {place}")
 
     def collect_outputs(self, slots: Slots, leaves: Sequence[object], plan: CallPlan) -> list[Leaf]:
-        """Return the program's outputs."""
+        """Return the program's outputs: values in ``slots``, and inputs (``leaves``) that are outputs themselves."""
         results: list[Leaf] = []
         for output in self.layout.returns:
             if output.computed:

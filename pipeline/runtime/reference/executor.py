@@ -191,7 +191,7 @@ class _PlanRun:
         return KINDS[layer.kind](layer, inputs, {role: self.weights[name] for role, name in layer.weights})
 
     def run_loop(self, region: str | None, frame: Frame) -> dict[str, torch.Tensor]:
-        """Run a loop; return its outputs by layer name."""
+        """Run the loop ``region`` (such as "loop 0") from the values in ``frame``; return its outputs by layer name."""
         recurrences = self.flow.boundary_layers(region, "RECURRENCE")
         exits = self.flow.boundary_layers(region, "LOOP_OUTPUT")
         collected: dict[str, list[torch.Tensor]] = {layer.name: [] for layer in exits}
@@ -207,7 +207,7 @@ class _PlanRun:
         return {layer.name: self.loop_output(layer, collected[layer.name], inner) for layer in exits}
 
     def has_next_trip(self, region: str | None, inner: Frame, trip: int) -> bool:
-        """Return whether a loop continues: its count and iterated tensors are not exhausted; its condition holds."""
+        """Set the ITERATOR slices of iteration ``trip`` in ``inner``; return whether count and condition let it run."""
         if any(trip >= int(self.compute(input_names(limit)[0], inner)) for limit in self.trip_count_limits(region)):
             return False
         for iterator in self.flow.boundary_layers(region, "ITERATOR"):
@@ -231,7 +231,7 @@ class _PlanRun:
                 self.run_layer(layer, inner)
 
     def loop_output(self, layer: Layer, collected: list[torch.Tensor], last: Frame) -> torch.Tensor:
-        """Return a loop's output: the last value, or the values of all iterations stacked along an axis."""
+        """Return a loop output: its value in frame ``last``, or the values ``collected`` in all iterations, stacked."""
         if layer.attribute("kind") == "LAST_VALUE":
             return self.compute(input_names(layer)[0], last)
         row, axis = layer.outputs[0], layer.attribute("axis")

@@ -38,7 +38,7 @@ class Flow:
     inside: Mapping[str, frozenset[str]]
 
     def boundary_layers(self, region: str | None, kind: str) -> tuple[Layer, ...]:
-        """Return a region's boundary layers of one kind."""
+        """Return a region's boundary layers of one kind, such as "ITERATOR"."""
         return tuple(layer for layer in self.regions[region or ""] if layer.kind == kind)
 
     def regions_around(self, layer: Layer) -> frozenset[str]:
@@ -83,7 +83,7 @@ def _regions_around_tensors(network: Network, regions: Mapping[str, tuple[Layer,
 def _regions_around_layer(
     layer: Layer, regions: Mapping[str, tuple[Layer, ...]], around: Mapping[str, frozenset[str]]
 ) -> frozenset[str]:
-    """Return the loops and conditionals that a layer's outputs are in. ``around``: those of the tensors so far.
+    """Return the loops and conditionals that a layer's outputs are in. ``around``: those found for each tensor so far.
 
     The outputs of an exit layer of a loop or conditional are outside of it.
     """

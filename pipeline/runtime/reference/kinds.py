@@ -43,8 +43,8 @@ def collective(layer: Layer, x: torch.Tensor, group: str = "") -> torch.Tensor:
 
 
 def _layer_kind(compute: Callable[..., torch.Tensor | Outputs]) -> Kind:
-    """Turn a function into one that the executor can call for a layer. The function's arguments are the layer, the
-    inputs (None or omitted if absent) and, by keyword, the weights; it returns the only output or a sequence of all."""
+    """Return a function that the executor can call for a layer. It calls ``compute`` with the layer, the inputs (None
+    or omitted if absent) and, by keyword, the weights; ``compute`` returns the only output or a sequence of all."""
     parameters = inspect.signature(compute).parameters.values()
     least = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) - 1
 

@@ -19,7 +19,7 @@ ROUND: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _input_coordinates(layer: Layer, length: int, size: int, scale: float | None) -> torch.Tensor:
-    """Return the input coordinate of each output element, in float32 as kernels compute it."""
+    """Return where each of ``size`` outputs lies on an axis of ``length`` inputs, in float32 as kernels compute it."""
     index = torch.arange(size, dtype=torch.float32)
     mode = layer.attribute("coordinate_transformation")
     if size == 1 and layer.attribute("selector_for_single_pixel") == "UPPER":
@@ -37,7 +37,7 @@ def _linear_taps(layer: Layer, coordinates: torch.Tensor) -> Taps:
 
 
 def _cubic_weight(distance: torch.Tensor, a: float) -> torch.Tensor:
-    """Evaluate Keys' cubic convolution kernel."""
+    """Evaluate Keys' cubic convolution kernel, with its coefficient ``a`` (such as -0.75), at each distance."""
     d = distance.abs()
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a

@@ -78,7 +78,7 @@ def reverse_sequence(layer: Layer, x: torch.Tensor, lengths: torch.Tensor) -> to
 
 
 def fill(layer: Layer, sizes: Maybe = None, alpha: Maybe = None, beta: Maybe = None) -> torch.Tensor:
-    """Fill a tensor with alpha + sum of beta[axis] * index[axis]; a scalar beta is the step of a vector."""
+    """Return a tensor of alpha + sum of beta[axis] * index[axis]; beta may be a scalar if the result is a vector."""
     if layer.attribute("operation") != "LINSPACE":
         raise LayerError(f"the CPU executor does not support {layer.attribute('operation')}: it is random")
     dtype = torch_dtype(layer.outputs[0].dtype)

@@ -19,7 +19,7 @@ def _split_padding(total: int, mode: str) -> tuple[int, int]:
 
 
 def window_pads(layer: Layer, sizes: Sequence[int], extents: Sequence[int]) -> Pads:
-    """Return the padding of each dim that windows of these extents need in the layer's padding mode."""
+    """Return each dim's padding (before, after) for input ``sizes`` and window ``extents``, by the padding mode."""
     mode, strides = layer.attribute("padding_mode"), layer.attribute("stride_nd")
     if mode.startswith("SAME"):
         needed = [
