@@ -199,7 +199,7 @@ class _Runner:
     counts: Sequence[tuple[int, object]] = ()
 
     def create_module(self, args: Sequence[Argument]) -> None:
-        """Create a module for the compiled program, and record the versions of its weights. ``args``: all arguments."""
+        """Create a module for the compiled program; count writes to weights from now on. ``args``: as in a call."""
         self.held = [args[i] for i in self.weights.values()]
         self.watched = [(weight, watch_data_writes(weight)) for weight in self.held if not weight.is_inference()]
         self.counts = self.count_writes_per_weight()
@@ -217,7 +217,7 @@ class _Runner:
             return self.module(*given)
 
     def count_writes_per_weight(self) -> list[tuple[int, object]]:
-        """Return the number of writes to each weight, by torch's version counter and through ``.data``."""
+        """Return two counts of writes to each weight: torch's version counter, and the writes through ``.data``."""
         return [(weight._version, data.count) for weight, data in self.watched]
 
 

@@ -78,7 +78,7 @@ class Port:
 
 
 def make_port(name: str, graph_value: object, symbols: Symbols) -> Port:
-    """Return the port for a graph value: a fake tensor, a symbolic int, or a constant."""
+    """Return the `Port` that describes a graph value: a fake tensor, a symbolic number or a constant."""
     if isinstance(graph_value, torch.Tensor):
         shape = shape_of(graph_value)
         return Port(name, graph_value.dtype, shape, tuple(bounds(d, symbols) for d in shape), layout=graph_value.layout)

@@ -77,7 +77,7 @@ def _to_path(path: object) -> str | None:
 
 
 def _to_path_or_flag(value: object) -> object:
-    """Return a path as text, and any other value unchanged, which `_check_path_or_flag` looks at."""
+    """Return a path as text; return True, False and wrong values unchanged, for the validator `_check_path_or_flag`."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 

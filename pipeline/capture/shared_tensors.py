@@ -137,7 +137,7 @@ def flatten_subclasses(program: Program, _: ExportNotes) -> Program:
 
 
 def _replace_by_inner_tensors(graph: torch.fx.Graph, node: Node, name: str, constants: dict[str, Recipe]) -> None:
-    """Replace a tensor subclass's placeholder by placeholders for those of its inner tensors that the graph reads."""
+    """Replace a tensor subclass's placeholder, also in ``constants``, by those of its inner tensors in use."""
     for user in list(node.users):
         if qualified_name(user.target) != INNER_TENSOR_ACCESS:
             continue

@@ -63,7 +63,7 @@ def _view_of_split_piece(node: Node) -> View | None:
 
 
 def _unbind_piece_as_select(shape: object, index: int, dim: int) -> tuple[object, tuple[object, ...]]:
-    """Return the select operator, with its arguments, that computes an item of ``unbind``."""
+    """Return the select operator, with its arguments, that computes an item of ``unbind``; ``shape`` is not needed."""
     return aten.select.int, (dim, index)
 
 
@@ -112,8 +112,8 @@ def _covers_source(view: View) -> bool:
 
 
 def _scatter_rule(target: object) -> Callable[..., Node]:
-    """Return a rule for views of some elements: the operator ``target`` (``slice_scatter`` for ``slice``) writes the
-    view's new value into the viewed tensor."""
+    """Return a function for `View.update_source`, for views of some elements: the operator ``target``
+    (``slice_scatter`` for ``slice``) writes the view's new value into the viewed tensor."""
 
     def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
         return value if _covers_source(view) else emit(target, before, value, *view.args, val=view.source.meta["val"])
@@ -122,8 +122,8 @@ def _scatter_rule(target: object) -> Callable[..., Node]:
 
 
 def _inverse_rule(target: object = None) -> Callable[..., Node]:
-    """Return a rule for views of all elements: the inverse operator computes the viewed tensor from the view's value.
-    ``target``: the inverse operator; None for views that are their own inverse (``transpose``)."""
+    """Return a function for `View.update_source`, for views of all elements: the inverse operator ``target`` (None for
+    views that are their own inverse: ``transpose``) computes the viewed tensor from the view's value."""
 
     def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
         return emit(target or view.target, value, *view.args, val=view.source.meta["val"])

@@ -120,7 +120,8 @@ def _input_symbol(
     sizes: Mapping[str, Argument],
     requested: Bounds | None,
 ) -> Symbol:
-    """Return a symbol of the inputs' sizes with its range, and with the input dims that equal or determine it."""
+    """Return a symbol of the inputs' sizes with its range, and with the input dims that equal or determine it.
+    ``sizes``: the sizes to tune engines for, by input. ``requested``: bounds that replace those in ``ranges``."""
     places, derived, hint = [], [], None
     for place, expr, size in _dynamic_sizes(inputs, sizes):
         if expr == symbol:

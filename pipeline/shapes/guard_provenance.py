@@ -65,7 +65,7 @@ _model_conditions: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDi
 def record_model_conditions(
     evaluate: Callable[..., Argument], self: Argument, expr: Argument, *args: object, **kwargs: object
 ) -> Argument:
-    """Wrap `ShapeEnv.evaluate_expr` to record a model's conditions that torch evaluates without recording them."""
+    """Call ``evaluate`` (`ShapeEnv.evaluate_expr`), and record a model's condition that torch does not record."""
     known = len(self.guards)
     try:
         answer = evaluate(self, expr, *args, **kwargs)
@@ -85,13 +85,13 @@ def record_model_conditions(
 
 @functools.cache
 def add_framework_files(torch_files: Callable[[], set[str]]) -> set[str]:
-    """Return torch's set of framework files and `_FRAMEWORK_FILES`: torch skips them to find the line of the model."""
+    """Return ``torch_files()`` and `_FRAMEWORK_FILES`: files that torch skips to find the model's source line."""
     return torch_files() | _FRAMEWORK_FILES
 
 
 def model_conditions(shape_env: object) -> Mapping[sympy.Basic, str]:
     """Return the conditions that the model evaluated and torch did not record, in order, each with the code location
-    that evaluated it first. A location in transformers (`ATTENTION`, `MASKS`) gives way to any other location."""
+    that evaluated it first: the first one outside of transformers' `ATTENTION` and `MASKS`, if there is any."""
     return _model_conditions.get(shape_env, {})
 
 
@@ -117,7 +117,7 @@ def _torch_evaluates_for_itself() -> bool:
 
 
 def _evaluating_call_site() -> tuple[bool, str]:
-    """Return whether Python code (not C++) evaluates the current condition, and its file and function as text."""
+    """Return whether Python, not C++, evaluates the current condition, and the ``file:function`` from which it does."""
     frame: FrameType | None = sys._getframe(3)
     in_python = False
     while frame is not None and frame.f_code.co_filename in _FRAMEWORK_FILES:

@@ -107,7 +107,7 @@ class Layouts:
 
     @cached_property
     def mergeable_gaps(self) -> frozenset[Terms | None]:
-        """For each two dims of each tensor, the stride of one minus the stride times the size of the other.
+        """For each two dims ``i`` and ``j`` of each tensor, the terms of ``stride[i] - size[j] * stride[j]``.
 
         If that is 0, a reshape can merge the two dims without a copy. Any two dims count, since einsum merges any. Of
         two equal conditions torch records an arbitrary one.

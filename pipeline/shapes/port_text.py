@@ -8,7 +8,7 @@ from pipeline.aten.types import Argument
 
 
 def port_text(port: Argument, size_text: Callable[[object], str] = str, name: str = "") -> str:
-    """Return a `Port` as ``x: float32[1..4..8, 3]``; the size of another input is printed as ``x.shape[0]=1..4..8``.
+    """Return a `Port` as ``x: float32[1..4..8, 3]``, or ``y: float32[x.shape[0]=1..4..8]`` if ``x`` has that size, too.
     ``size_text``: prints a size, such as `ShapeEnvironment.words`; ``name``: printed in place of the port's name."""
     name = name or port.name
     if port.kind == "constant":
