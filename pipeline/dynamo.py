@@ -112,7 +112,7 @@ class Backend:
         return runner if results is None else lambda *args: results(*args, *runner(*args))
 
     def count_and_warn(self, reason: str) -> None:
-        """Count a graph that runs in PyTorch, and log the reason when it is new."""
+        """Count a graph that runs in PyTorch, by reason; log a warning when a reason occurs for the first time."""
         self.refused[reason] += 1
         if self.refused[reason] == 1:
             log.warning("torch.compile runs a graph in PyTorch, without TensorRT: %s", reason)

@@ -276,7 +276,7 @@ for _kind in [each for each in vars().values() if isinstance(each, type)]:
 
 
 def _list_wrong_outputs(agreement: Any) -> str:
-    """Return the text of an error that lists the wrong outputs, with their sizes and errors."""
+    """Return `AgreementError`'s text: the wrong outputs with their sizes and errors, or why none was compared."""
     if not agreement.failures:
         skipped = "; ".join(f"{sample}: {why}" for sample, why in agreement.skipped.items())
         return f"the program could not be compared with eager: {skipped}"

@@ -53,7 +53,7 @@ def _check_storage_offsets(module: torch.fx.GraphModule, examples: Mapping[str, 
 
 
 class _AsStridedRewriter:
-    """Copies a graph, and replaces each ``as_strided`` node. ``names``: the node names that the old graph uses."""
+    """Copies a graph, and replaces each ``as_strided`` node. ``names``: the old nodes' names; new nodes have others."""
 
     def __init__(self, names: set[str]) -> None:
         self.graph, self.names = torch.fx.Graph(), names

@@ -35,8 +35,8 @@ class View:
         return emit(self.target, viewed, *self.args, val=self.node.meta["val"])
 
     def update_source(self, emit: Emit, viewed: Node, written: Node) -> Node | None:
-        """Return the value of ``viewed`` after this view of it was set to ``written``; None if no rule covers that.
-        ``emit`` appends the necessary calls to the new graph."""
+        """Return the new value of ``viewed``, the viewed tensor, after this view of it was set to ``written``; None if
+        that is not supported. ``emit`` appends the necessary calls to the new graph."""
         return RULES[self.target](self, emit, viewed, written)
 
 
@@ -76,7 +76,7 @@ def _split_piece_as_slice(shape: Any, index: int, size: object, dim: int) -> tup
 
 
 def _piece_of_sizes_as_slice(shape: Any, index: int, sizes: Any, dim: int) -> tuple[object, tuple[object, ...]] | None:
-    """Return the slice operator, with its arguments, that computes an item of ``split_with_sizes``, or None."""
+    """Return the slice operator and its arguments for an item of ``split_with_sizes``; None for dynamic sizes."""
     if not all(isinstance(size, int) for size in sizes):
         return None
     ends = [0, *itertools.accumulate(sizes)]
@@ -107,7 +107,7 @@ def _write_whole(view: View, emit: Emit, viewed: Node, written: Node) -> Node | 
 
 
 def _covers_source(view: View) -> bool:
-    """Return whether a view has the same sizes as the viewed tensor."""
+    """Return whether a view has the same sizes as the viewed tensor, and so all of its elements."""
     return shape_of(view.node.meta["val"]) == shape_of(view.source.meta["val"])
 
 

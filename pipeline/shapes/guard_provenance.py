@@ -103,7 +103,7 @@ def _is_zero_or_one_check(shape_env: Argument, expr: Argument) -> bool:
 
 
 def _model_call_site() -> str:
-    """Return the file and function of the model that evaluates the current condition; empty if other code does."""
+    """Return ``file:function`` of the model's code that evaluates the current condition; empty if other code does."""
     in_python, place = _evaluating_call_site()
     is_torch = place.startswith(f"{TORCH}/") and not place.startswith(_MODEL_CODE)
     return "" if not in_python or is_torch or place.startswith(f"{MODULE_FILE}:") else place

@@ -26,7 +26,7 @@ def port_text(port: Argument, size_text: Callable[[object], str] = str, name: st
 def output_lines(
     outputs: Iterable[Argument], ports: Iterable[Argument], size_text: Callable[[object], str] = str
 ) -> Iterator[str]:
-    """Yield a line of text for each output that a caller receives: its name, then its dtype and sizes, or its kind."""
+    """Yield a line for each output that a caller receives: ``logits: float32[2, 10]``. ``ports`` has the types."""
     known = {port.name: port for port in ports}
     for output in (output for output in outputs if output.kind == "user"):
         name, port = output.name or str(output.value), None if output.constant else known.get(output.value)

@@ -110,7 +110,7 @@ class Choose:
     name: str = field(default="choose", kw_only=True)
 
     def following(self, earlier_stages: tuple[AnyStage, ...]) -> Choose:
-        """Return a copy of this stage that has the pipeline's earlier stages, to compile a program again."""
+        """Return a copy of this stage that has the pipeline's earlier stages, by which it compiles variants."""
         return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:
@@ -136,7 +136,7 @@ class Choose:
 
     def _fastest(self, compiled: Compiled, times: Sequence[Times], build_variant: VariantBuilder) -> Compiled:
         """Return the fastest variant of a program, given the measured times in each profile. ``build_variant`` compiles
-        the variant with some operators in PyTorch."""
+        the variant with the named operators in PyTorch."""
         split = [t for t in times if t.other_variant_is_faster]
         by_profiles = _has_engine_per_profile(compiled)
         if not by_profiles and split == times:
@@ -201,7 +201,8 @@ class Choose:
     def _measure(
         self, compiled: Compiled, profile: int | None, keys: Keys, other_variant: Compiled | None
     ) -> Mapping[str, Milliseconds]:
-        """Measure the program, the program with its engines' operators in PyTorch, and ``other_variant``."""
+        """Measure the program, its segments with PyTorch in place of engines, and ``other_variant`` if there is one.
+        Return by key the times of each engine and, under ``keys.program``, `Times.whole`."""
         other = replace_engines(compiled, dict.fromkeys(keys.engines, TRIAL))
         whole: Mapping[str, SegmentCost] | None = None
         try:
@@ -255,7 +256,7 @@ class Times:
 
     @property
     def other_variant_is_faster(self) -> bool:
-        """Return whether the other variant is faster than the fastest mixture of engines and PyTorch."""
+        """Return whether `Choose._build_other_variant` made a faster variant than the fastest mixture of segments."""
         ours, theirs = self.whole
         return theirs is not None and _saves_enough(ours, theirs, self.least)
 
@@ -276,7 +277,7 @@ Rows: TypeAlias = "list[tuple[Times, tuple[float, float]]]"
 
 
 def _slower_in_all_profiles(compiled: Compiled, times: Sequence[Times], checked: Sequence[Times]) -> Mapping[str, Rows]:
-    """Return the engines that are slower than PyTorch, each with its times in the profiles of ``checked``. An engine
+    """Return the engines that are slower than PyTorch in a profile of ``checked``, each with its times there. An engine
     that serves all profiles counts only if it is slower in every profile. ``times``: the times in all profiles."""
     slower = dict[str, Rows]()
     for t in checked:
@@ -312,7 +313,7 @@ def _sums_of_engines_and_torch(times: Mapping[str, tuple[float, float]]) -> tupl
 
 
 def _saves_enough(before: float, after: float, minimum_gain: float) -> bool:
-    """Return whether PyTorch's time ``after`` is enough shorter than ``before`` to justify a change."""
+    """Return whether the time ``after`` a change is enough shorter than the time ``before`` to justify the change."""
     return after < MARGIN * before and before - after >= minimum_gain
 
 

@@ -113,8 +113,8 @@ class _Conversion:
             self.ctx.record_shape(tensor, port.shape)
 
     def size_in_network(self, expr: Expr) -> int:
-        """Return the number to declare for a size of a network input that is dynamic in the program: -1, or the size's
-        only value in the segment's profile."""
+        """Return how a network input's size that is dynamic in the program is declared: by its value if it has only one
+        in the segment's profile, else by -1."""
         given = None if self.segment.profile is None else bounds(expr, self.ranges)
         return given.min if given is not None and given.min == given.max else -1
 
@@ -286,7 +286,7 @@ class _Conversion:
         self.network: Network = evolve(described, other_profiles=tuple(p for p in others if p is not None))
 
     def apply_recorded_names(self) -> None:
-        """Rename weights that a recipe computes, and the recipes, to the names that converters recorded for them."""
+        """Rename the weights that a recipe computes, and these recipes, to the names that converters chose for them."""
         weights, taken = self.ctx.weights, {weight.name for weight in self.ctx.weights.values()}
         for pointer, name in self.ctx.recorded.items():
             known = weights.get(pointer)

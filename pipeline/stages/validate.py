@@ -130,7 +130,7 @@ def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earli
 
 
 def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], allocated: bool) -> Iterator[Rejection]:
-    """Yield reasons to refuse a node that apply to all operators. ``allocated``: it requires an output allocator."""
+    """Yield reasons to refuse a node by rules for all operators. ``allocated``: whether it needs output allocators."""
     yield from islice(_complex_rejections(node), 1)
     yield from map(Rejection, filter(None, [expansion_obstacle(node)]))
     makes_sizes = node.target in READS_DATA or torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
@@ -214,7 +214,7 @@ def _is_data_dependent(size: Expr) -> bool:
 
 
 def _result_and_inputs(node: torch.fx.Node) -> Iterable[tuple[str, object]]:
-    """Yield a node's result and inputs, each with a description for error messages."""
+    """Yield pairs (description for error messages, value) of a node's result and of its inputs."""
     yield from ((f"the result {node.name}", result) for result in tree_leaves(node.meta.get("val")))
     held = node.args[:2] if op_kind(node.target) is Kind.DEQUANTIZES else ()  # quantized values and scales, in few bits
     yield from ((f"its input {n.name}", n.meta.get("val")) for n in node.all_input_nodes if n not in held)
