@@ -156,8 +156,8 @@ def _compile_runner(
     graph_module: GraphModule,
     example_inputs: Sequence[object],
 ) -> _Runner:
-    """Compile one of Dynamo's graphs for its example inputs; return a callable that runs it, and add its guards on
-    sizes."""
+    """Compile one of Dynamo's graphs for its example inputs; return a callable that runs it, and add the program's
+    conditions on sizes to Dynamo's guards."""
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     values = dict(zip(nodes, example_inputs, strict=True))
     weights = [node for node, value in values.items() if _is_weight(node, value)]

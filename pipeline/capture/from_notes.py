@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def insert_constants(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with constants in place of its `pipeline.Constant` inputs.
+    """Return the program with constants in place of its `pipeline.Constant` inputs, which are ``notes.constants``.
 
     Raises:
         CaptureError: the model writes to such an input.
@@ -110,7 +110,7 @@ def _assumes_selected_count(node: torch.fx.Node, data_dependent: Set[torch.fx.No
 
 
 def add_profiles(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with the ranges of its symbols in each profile.
+    """Return the program with the ranges of its symbols in each profile of ``notes.profiles``.
 
     If the model splits a dim into pieces whose sizes depend on data, the optimal sizes of the pieces add up to that of
     the dim.

@@ -100,7 +100,7 @@ def _lifted_tensors(
     exported: ExportedProgram, signature: ExportGraphSignature, module_tensors: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
     """Return three mappings: the model's tensors by name; by placeholder, the recipe of each constant; and, by
-    placeholder, the name of each buffer that the graph mutates. ``module_tensors`` replace fake tensors by name."""
+    placeholder, the name of each buffer that the graph mutates. ``module_tensors``: real tensors for fake ones."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
     mutated = set(signature.buffers_to_mutate.values())
     parameters: dict[str, torch.Tensor] = {}

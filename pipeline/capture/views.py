@@ -31,7 +31,7 @@ class View:
     args: tuple[Argument, ...]
 
     def recompute(self, emit: Emit, viewed: Node) -> Node:
-        """Append a call to the new graph that computes this view from ``viewed``, and return its node."""
+        """Append by ``emit`` a call that computes this view from the new graph's node ``viewed``; return its node."""
         return emit(self.target, viewed, *self.args, val=self.node.meta["val"])
 
     def update_source(self, emit: Emit, viewed: Node, written: Node) -> Node | None:

@@ -170,7 +170,7 @@ class Choose:
 
     def _build_other_variant(self, compiled: Compiled, names: Sequence[str]) -> Compiled | None:
         """Return another variant to measure: the captured program in PyTorch or, if each engine is for one profile, the
-        program with these operators in PyTorch. None if that is impossible."""
+        program with the operators ``names`` in PyTorch. None if that is impossible."""
         try:
             if _has_engine_per_profile(compiled):
                 made = matmuls_in_torch(compiled, self.before or STAGES, names)
