@@ -217,7 +217,7 @@ class _Runner:
             return self.module(*given)
 
     def count_writes_per_weight(self) -> list[tuple[int, object]]:
-        """Return two counts of writes to each weight: torch's version counter, and the writes through ``.data``."""
+        """Return for each weight two counts of writes: torch's version counter, and the writes through ``.data``."""
         return [(weight._version, data.count) for weight, data in self.watched]
 
 

@@ -28,8 +28,8 @@ HINT: Final = "use unfold() for windows of a tensor, or call contiguous() before
 
 
 def replace_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
-    """Return the module, in which each ``as_strided`` of a dense tensor then reads a contiguous tensor that covers its
-    memory; the module itself if there is nothing to change. ``examples``: the example input tensors, by placeholder.
+    """Return a copy of the module in which each ``as_strided`` of a dense tensor reads a contiguous tensor that covers
+    its memory; the module itself if nothing changes. ``examples``: the example input tensors, by placeholder.
 
     Raises:
         CaptureError: the graph does not determine the contents of the memory that is read.

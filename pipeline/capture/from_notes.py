@@ -127,7 +127,7 @@ def add_profiles(program: Program, notes: ExportNotes) -> Program:
 def _symbol_ranges_in_profile(
     profile_index: int, input_ranges: Sequence[ProfileRanges], inputs: Sequence[Port], shapes: ShapeEnvironment
 ) -> dict[str, Range]:
-    """Return, by symbol, the range that follows from a profile's ranges of inputs, clipped to ``shapes``."""
+    """Return each symbol's range that follows from a profile's ranges of inputs, clipped to that in ``shapes``."""
     found: dict[str, Range] = {}
     for wish in input_ranges:
         for name, given in _implied_symbol_ranges(wish, inputs[wish.input]):

@@ -75,7 +75,7 @@ def check_overlaps(tensors: Mapping[str, torch.Tensor], write_lines: Mapping[str
 
 
 def _storage_and_layout(tensor: torch.Tensor) -> tuple[Argument, ...]:
-    """Return a key, equal for tensors with the same storage, dtype, sizes, strides and offset, and not sparse."""
+    """Return a key that is equal for dense tensors with the same storage, dtype, sizes, strides and offset."""
     storage = storage_id(tensor)
     if storage is None:
         return (id(tensor),)

@@ -194,7 +194,7 @@ def _check_positive(name: str, value: object, path_option: str) -> None:
 
 
 def _largest_units(flow: Flow, refused: dict[int, str]) -> Units:
-    """Return the units that are not cut: operators, and patterns that TensorRT fuses, without those in ``refused``."""
+    """Return the units that are never cut: fused patterns of operators not in ``refused``, and single operators."""
     return build_units(flow, fused_patterns(flow, lambda i: i not in refused))
 
 

@@ -108,7 +108,7 @@ def _refused_calls(program: Program, verdicts: Mapping[str, Verdict], claims: Us
 def _decompose_calls(
     program: Program, calls: Iterable[torch.fx.Node], claims: UserRegistrations, decompositions: Decompositions
 ) -> Program:
-    """Decompose these calls as without the user's converters (``claims``); return ``program`` if none changes."""
+    """Decompose these calls as if ``claims`` had no user's converters; return the same program if nothing changes."""
     rewriter = Rewriter(program, claims, decompositions)
     names = {node.name for node in calls}
     made = fold_constants(program.with_graph(rewriter.decompose_refused(names)))
