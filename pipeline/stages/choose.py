@@ -256,7 +256,7 @@ class Times:
 
     @property
     def other_variant_is_faster(self) -> bool:
-        """Return whether `Choose._build_other_variant` made a faster variant than the fastest mixture of segments."""
+        """Return whether the variant of `Choose._build_other_variant` beats every mixture of engines and PyTorch."""
         ours, theirs = self.whole
         return theirs is not None and _saves_enough(ours, theirs, self.least)
 
