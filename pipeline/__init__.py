@@ -153,7 +153,7 @@ class _Public(ModuleType):
         return sorted({*super().__dir__(), *_MODULES})
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        """Pickle the package by its name, as cloudpickle (Ray, Dask) does with plain modules that a function uses."""
+        """Pickle the package by its name; cloudpickle (Ray, Dask) does so only for plain ``ModuleType`` objects."""
         return importlib.import_module, (self.__name__,)
 
 

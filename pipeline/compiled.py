@@ -204,7 +204,7 @@ class Compiled:
         return next(n for n, e in zip(self.networks, self.engines, strict=False) if (e.digest or e.plan) == plan)
 
     def layer_names(self, engine: Engine, network: Network) -> dict[str, str]:
-        """Return a mapping from the layer names in an engine's plan to the layer names in the engine's own network."""
+        """Map each layer name in an engine's plan to the layer's name in ``network``, the engine's description."""
         planned = self.plan_network(engine).layers
         return {theirs.name: ours.name for theirs, ours in zip(planned, network.layers, strict=True)}
 

@@ -112,7 +112,7 @@ class Backend:
         return runner if results is None else lambda *args: results(*args, *runner(*args))
 
     def count_and_warn(self, reason: str) -> None:
-        """Count a graph that runs in PyTorch, and log the reason when it is new."""
+        """Count a graph that runs in PyTorch, by reason; log a warning when a reason occurs for the first time."""
         self.refused[reason] += 1
         if self.refused[reason] == 1:
             log.warning("torch.compile runs a graph in PyTorch, without TensorRT: %s", reason)
@@ -156,8 +156,8 @@ def _compile_runner(
     graph_module: GraphModule,
     example_inputs: Sequence[object],
 ) -> _Runner:
-    """Compile one of Dynamo's graphs for its example inputs; return a callable that runs it, and add its guards on
-    sizes."""
+    """Compile one of Dynamo's graphs for its example inputs; return a callable that runs it, and add the program's
+    conditions on sizes to Dynamo's guards."""
     nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     values = dict(zip(nodes, example_inputs, strict=True))
     weights = [node for node, value in values.items() if _is_weight(node, value)]
@@ -199,7 +199,7 @@ class _Runner:
     counts: Sequence[tuple[int, object]] = ()
 
     def create_module(self, args: Sequence[Argument]) -> None:
-        """Create a module for the compiled program, and record the versions of its weights. ``args``: all arguments."""
+        """Create a module for the compiled program; count writes to weights from now on. ``args``: as in a call."""
         self.held = [args[i] for i in self.weights.values()]
         self.watched = [(weight, watch_data_writes(weight)) for weight in self.held if not weight.is_inference()]
         self.counts = self.count_writes_per_weight()
@@ -217,7 +217,7 @@ class _Runner:
             return self.module(*given)
 
     def count_writes_per_weight(self) -> list[tuple[int, object]]:
-        """Return the number of writes to each weight, by torch's version counter and through ``.data``."""
+        """Return for each weight two counts of writes: torch's version counter, and the writes through ``.data``."""
         return [(weight._version, data.count) for weight, data in self.watched]
 
 

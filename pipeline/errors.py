@@ -46,7 +46,7 @@ MODULE_METHODS: Final[Mapping[str, str]] = {
 
 
 def missing_attribute_error(name: str, known_names: Iterable[str]) -> AttributeError:
-    """Return the error for an attribute that a compiled program does not have; the message names the replacement."""
+    """Return the error for an attribute that `Compiled` lacks; it names a replacement, or similar ``known_names``."""
     if name in MODULE_METHODS:
         return AttributeError(f"a Compiled has no .{name}, which an nn.Module has: {MODULE_METHODS[name]}")
     public = (each for each in known_names if not each.startswith("_"))
@@ -276,7 +276,7 @@ for _kind in [each for each in vars().values() if isinstance(each, type)]:
 
 
 def _list_wrong_outputs(agreement: Any) -> str:
-    """Return the text of an error that lists the wrong outputs, with their sizes and errors."""
+    """Return `AgreementError`'s text: the wrong outputs with their sizes and errors, or why none was compared."""
     if not agreement.failures:
         skipped = "; ".join(f"{sample}: {why}" for sample, why in agreement.skipped.items())
         return f"the program could not be compared with eager: {skipped}"

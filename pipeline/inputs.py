@@ -32,7 +32,7 @@ def _to_shape(sizes: object) -> object:
 
 
 def _to_profiles(shapes: Any) -> Any:
-    """Convert profiles to tuples of three shapes each."""
+    """Convert profiles to a tuple of (min_shape, opt_shape, max_shape) tuples; raise a `TypeError` for others."""
     if not isinstance(shapes, Iterable) or isinstance(shapes, str | bytes):
         raise TypeError(f"Input: profiles must be a list of (min_shape, opt_shape, max_shape), got {shapes!r}")
     rows = tuple(tuple(map(_to_shape, row)) if isinstance(row, Iterable) else row for row in shapes)

@@ -78,7 +78,7 @@ class Port:
 
 
 def make_port(name: str, graph_value: object, symbols: Symbols) -> Port:
-    """Return the port for a graph value: a fake tensor, a symbolic int, or a constant."""
+    """Return the `Port` that describes a graph value: a fake tensor, a symbolic number or a constant."""
     if isinstance(graph_value, torch.Tensor):
         shape = shape_of(graph_value)
         return Port(name, graph_value.dtype, shape, tuple(bounds(d, symbols) for d in shape), layout=graph_value.layout)
@@ -187,7 +187,7 @@ class Program(SavedFields):
 
 
 def rename_outputs(outputs: Iterable[Output], graph: torch.fx.Graph) -> tuple[Output, ...]:
-    """Return the outputs with the names of the values that ``graph`` returns; a rewrite may have renamed its nodes."""
+    """Return the outputs, each with the value that ``graph`` returns in its place: a rewrite may have renamed nodes."""
     nodes = zip(outputs, results_of(graph), strict=True)
     return tuple(evolve(o, value=getattr(v, "name", v), constant=not isinstance(v, torch.fx.Node)) for o, v in nodes)
 
@@ -286,12 +286,12 @@ class Cut:
 
     @property
     def nbytes(self) -> int:
-        """Return how many bytes cross at the optimal sizes, for which TensorRT tunes engines."""
+        """Return how many bytes these tensors have at their optimal sizes, for which TensorRT tunes engines."""
         return sum(port.nbytes(lambda r: r.opt) for port in self.tensors)
 
     @property
     def max_nbytes(self) -> int:
-        """Return how many bytes cross at the largest sizes."""
+        """Return how many bytes these tensors have at their largest sizes."""
         return sum(port.nbytes(lambda r: r.max) for port in self.tensors)
 
     def __str__(self) -> str:

@@ -150,7 +150,7 @@ def find_target(operator_name: str) -> Callable[..., object]:
 
 
 def _resolve_refs(argument: object, values_by_name: Mapping[str, object], device: torch.device) -> Any:
-    """Return an argument with references replaced by values, and the recipe's CPU device replaced by ``device``."""
+    """Return a call's argument with each `Ref` replaced by its value, and the device ``"cpu"`` by ``device``."""
     if isinstance(argument, Ref):
         return values_by_name[argument.name]
     if isinstance(argument, (tuple, list)):

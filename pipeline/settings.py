@@ -38,7 +38,7 @@ def _to_device_type(device: object) -> str | None:
 
 
 def _check_boolean(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
-    """Validate a boolean; a field whose default is None also accepts None."""
+    """Raise a `TypeError` if a field's value is no boolean; a field whose default is None also accepts None."""
     if not isinstance(value, bool) and not (value is None and field.default is None):
         expected = "True, False or None" if field.default is None else "True or False"
         raise TypeError(f"{field.name} must be {expected}, got {value!r}")
@@ -77,7 +77,7 @@ def _to_path(path: object) -> str | None:
 
 
 def _to_path_or_flag(value: object) -> object:
-    """Return a path as text, and any other value unchanged, which `_check_path_or_flag` looks at."""
+    """Return a path as text; return True, False and wrong values unchanged, for the validator `_check_path_or_flag`."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 

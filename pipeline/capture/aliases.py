@@ -60,7 +60,7 @@ def nodes_in_written_memory(graph: torch.fx.Graph) -> set[Node]:
 
 
 def _union_find_root(parents: dict[Node, Node], node: Node) -> Node:
-    """Return the representative of the nodes that may share memory with a node, as in union-find with path halving."""
+    """Return the root of a node's set in a union-find forest, with path halving. ``parents``: each node's parent."""
     while parents[node] is not node:
         parents[node] = node = parents[parents[node]]
     return node

@@ -28,7 +28,8 @@ HINT: Final = "use unfold() for windows of a tensor, or call contiguous() before
 
 
 def replace_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
-    """Return the module with ``as_strided`` of dense tensors replaced; the module itself if it has no ``as_strided``.
+    """Return a copy of the module in which each ``as_strided`` of a dense tensor reads a contiguous tensor that covers
+    its memory; the module itself if nothing changes. ``examples``: the example input tensors, by placeholder.
 
     Raises:
         CaptureError: the graph does not determine the contents of the memory that is read.
@@ -43,7 +44,7 @@ def replace_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torc
 
 
 def _check_storage_offsets(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> None:
-    """Raise a `CaptureError` if ``as_strided`` has an offset into an input whose own storage offset is not 0."""
+    """Raise a `CaptureError` if ``as_strided`` has an offset into an input whose example has a storage offset."""
     parts = {name for name, example in examples.items() if example.layout == torch.strided and example.storage_offset()}
     memories = [_storage_key(node) for node in module.graph.nodes if node.op == "placeholder" and node.name in parts]
     for node in (n for n in module.graph.nodes if n.target in AS_STRIDED and argument(n, "storage_offset") is not None):
@@ -52,14 +53,14 @@ def _check_storage_offsets(module: torch.fx.GraphModule, examples: Mapping[str, 
 
 
 class _AsStridedRewriter:
-    """Copies a graph, and replaces each ``as_strided`` node. ``names``: the node names that the old graph uses."""
+    """Copies a graph, and replaces each ``as_strided`` node. ``names``: the old nodes' names; new nodes have others."""
 
     def __init__(self, names: set[str]) -> None:
         self.graph, self.names = torch.fx.Graph(), names
         self.env: dict[Node, Node] = {}
 
     def copy_node(self, node: Node) -> Node:
-        """Copy a node; a copied ``as_strided`` node reads the whole tensor of which its old input was a view."""
+        """Copy a node; the copy of an ``as_strided`` node reads the whole tensor whose view the original reads."""
         made = copy_node(node, self.graph, self.env.__getitem__)
         if node.target not in AS_STRIDED or _has_contiguous_input(node):
             return made
@@ -97,7 +98,8 @@ def _has_contiguous_input(as_strided_node: Node) -> bool:
 
 
 def _node_covering_memory(source: Node, as_strided_node: Node) -> tuple[Node, list[int]]:
-    """Return the node that covers the whole memory of ``source``, and the order of the node's dims in memory."""
+    """Return the node that covers the whole memory of ``source`` (itself, or the tensor that it is a view of), and this
+    node's dims from the largest to the smallest stride. ``as_strided_node``: the node that an error names."""
     memory, node = _storage_key(source), source
     while (order := _dims_by_stride(node.meta["val"])) is None:
         below = [given for given in node.all_input_nodes if _storage_key(given) == memory]
@@ -108,7 +110,7 @@ def _node_covering_memory(source: Node, as_strided_node: Node) -> tuple[Node, li
 
 
 def _storage_key(node: Node) -> tuple[int | None, torch.dtype] | None:
-    """Return the id of a node's storage and its dtype, a key for tensors in one memory; None if it has no storage."""
+    """Return a pair (storage id, dtype), equal for tensors in the same memory; None if the value is no tensor."""
     value = node.meta.get("val")
     return (storage_id(value), value.dtype) if isinstance(value, torch.Tensor) else None
 

@@ -170,7 +170,7 @@ def _is_dynamic_argument(value: object) -> bool:
 
 
 def _int_if_number(value: Argument) -> Argument:
-    """Return a static number as an int; any other object, such as a device mesh, unchanged."""
+    """Return a symbolic int or 0-d tensor as a Python int; any other object, such as a device mesh, unchanged."""
     return int(value) if isinstance(value, int | torch.SymInt | torch.Tensor) else value
 
 
@@ -180,7 +180,7 @@ def _example_if_symbol(value: object) -> Argument:
 
 
 def _dynamic_shapes_entry(placeholder: Node, dims: dict[str, Argument]) -> object:
-    """Return the ``dynamic_shapes`` entry for an input; sizes with the same Dynamo symbol share a ``Dim``."""
+    """Return an input's ``dynamic_shapes`` entry. ``dims``: the ``Dim`` of each Dynamo symbol, to which it adds."""
     if not isinstance(placeholder.meta["example_value"], torch.Tensor):
         return Dim.DYNAMIC
     sizes = {dim: size for dim, size in enumerate(_symbolic_sizes(placeholder)) if isinstance(size, torch.SymInt)}

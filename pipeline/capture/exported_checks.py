@@ -31,7 +31,7 @@ def check_export(
     profiles: Sequence[Spec] | None,
     device: str | None,
 ) -> ExportNotes:
-    """Check a user's ``ExportedProgram``, and return its `ExportNotes`: the inputs passed with it, and their profiles.
+    """Check a user's ``ExportedProgram`` and its other arguments; return inputs and profiles as `ExportNotes`.
 
     Raises:
         TypeError: constants or ``dynamic_shapes`` are passed, which only `torch.export.export` can apply.
@@ -61,12 +61,12 @@ def check_export(
 def flatten_inputs(
     exported: ExportedProgram, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[tuple[object, ...], Mapping[str, tuple[int, int | None]]]:
-    """Return the inputs passed with an ExportedProgram, and the ranges that they request for its symbols.
+    """Return the inputs in ``args`` and ``kwargs`` as a flat tuple, and the range that they request for each symbol.
 
-    The inputs are in the order of the ExportedProgram's inputs; a range has no maximum (None) if it has no bound.
+    The tuple is in the order of the ExportedProgram's inputs. A range is (minimum, maximum), or (minimum, None).
 
     Raises:
-        TypeError: their structure differs from that of the exported inputs.
+        TypeError: the inputs' structure differs from that of the exported inputs.
         ValueError: an input has another dtype or rank, or a size or range that exceeds the exported range.
     """
     if not args and not kwargs:
@@ -185,7 +185,7 @@ def check_resizes(program: Program, _: ExportNotes) -> Program:
 
 
 def _placeholders_of_wrong_dtype(violation: DtypeViolation) -> set[str]:
-    """Return the names of the graph's inputs and weights from which the operator's operand got its wrong dtype."""
+    """Return the names of the inputs and weights from which the operand ``violation.node`` got its wrong dtype."""
     seen, todo = set[torch.fx.Node](), [violation.node]
     while todo:
         node = todo.pop()

@@ -23,14 +23,14 @@ def fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
 
 @contextmanager
 def suppress_guards(mode: FakeTensorMode) -> Iterator[None]:
-    """Return a context with the program's fake mode in which torch adds no guards on the program's symbols."""
+    """Return a context that enters a fake mode, and in which torch adds no guards on the sizes' symbols."""
     environment = mode.shape_env
     with mode, patch_for_trace(), environment.suppress_guards() if environment is not None else nullcontext():
         yield
 
 
 def ignore_new_symbols(mode: FakeTensorMode) -> AbstractContextManager[Argument]:
-    """Return a context in which torch ignores new data-dependent sizes, since the trace is discarded."""
+    """Return a context for a trace whose results are discarded: torch then tolerates new data-dependent sizes in it."""
     environment = mode.shape_env
     return environment.ignore_fresh_unbacked_symbols() if environment is not None else nullcontext()
 
@@ -43,7 +43,7 @@ def fake_result(mode: FakeTensorMode, target: Target, args: Argument, kwargs: Ar
 
 
 def fake_result_key(argument: object) -> str:
-    """Return a key with the properties of an argument on which the fake result of a call depends."""
+    """Return a text for cache keys that is equal for arguments with which an operator has the same fake result."""
     if isinstance(argument, (tuple, list)):
         return f"({' '.join(map(fake_result_key, argument))})"
     if isinstance(argument, dict):

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def insert_constants(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with constants in place of its `pipeline.Constant` inputs.
+    """Return the program with constants in place of its `pipeline.Constant` inputs, which are ``notes.constants``.
 
     Raises:
         CaptureError: the model writes to such an input.
@@ -65,8 +65,8 @@ def insert_constants(program: Program, notes: ExportNotes) -> Program:
 
 
 def mark_decisions(program: Program, notes: ExportNotes) -> Program:
-    """Give the last outputs, which an export added, the kind ``"decision"``, and hide them from the caller. Such an
-    output is True if a call takes another branch (``if x.sum() > 0``) than the example inputs did."""
+    """Give the last outputs, one for each source line in ``notes.decisions``, the kind ``"decision"``; hide them from
+    the caller. Each is True if a call takes another branch (``if x.sum() > 0``) at the line than the example did."""
     if not notes.decisions:
         return program
     first = len(program.outputs) - len(notes.decisions)
@@ -110,7 +110,7 @@ def _assumes_selected_count(node: torch.fx.Node, data_dependent: Set[torch.fx.No
 
 
 def add_profiles(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with the ranges of its symbols in each profile.
+    """Return the program with the ranges of its symbols in each profile of ``notes.profiles``.
 
     If the model splits a dim into pieces whose sizes depend on data, the optimal sizes of the pieces add up to that of
     the dim.
@@ -127,7 +127,7 @@ def add_profiles(program: Program, notes: ExportNotes) -> Program:
 def _symbol_ranges_in_profile(
     profile_index: int, input_ranges: Sequence[ProfileRanges], inputs: Sequence[Port], shapes: ShapeEnvironment
 ) -> dict[str, Range]:
-    """Return the ranges of the symbols that a profile's input ranges determine, clipped to the program's ranges."""
+    """Return each symbol's range that follows from a profile's ranges of inputs, clipped to that in ``shapes``."""
     found: dict[str, Range] = {}
     for wish in input_ranges:
         for name, given in _implied_symbol_ranges(wish, inputs[wish.input]):
@@ -142,7 +142,7 @@ def _symbol_ranges_in_profile(
 
 
 def _implied_symbol_ranges(input_ranges: ProfileRanges, port: Port) -> Iterator[tuple[str, Range]]:
-    """Yield each symbol in an input's sizes with the range that a profile's ranges for the input imply."""
+    """Yield (symbol, range) for symbols whose range follows from a profile's ranges of one input (``port``)."""
     for dim, given in input_ranges.ranges.items():
         size = port.shape[dim] if port.kind == "tensor" else None
         if size is None or isinstance(size, int) or len(size.free_symbols) != 1:

@@ -55,7 +55,7 @@ def inline_context_regions(module: torch.fx.GraphModule) -> torch.fx.GraphModule
 
 
 def _inlinable_region(node: Node, root: torch.nn.Module) -> tuple[torch.fx.GraphModule, tuple[Argument, ...]] | None:
-    """Return the graph and the inputs of a region node if the region can be inlined; else None."""
+    """Return a region's graph module and the nodes that are its inputs, if the region can be inlined; else None."""
     name = node.target.name()  # type: ignore[union-attr]
     if name == "wrap_with_set_grad_enabled":
         _, body, *args = node.args
@@ -109,7 +109,8 @@ class _Inliner:
     def copy_node(
         self, node: Node, module: torch.fx.GraphModule, env: Mapping[Node, Argument], keep_names: bool
     ) -> Argument:
-        """Copy a node to the new graph and return the copy; inline a region, and return its results."""
+        """Copy a node of ``module`` and return the copy; inline a region and return its results. ``env``: the new value
+        of each old node. ``keep_names``: whether the copy has the node's name, else a new one."""
         found = _inlinable_region(node, module) if calls_context_region(node) else None
         if found is not None:
             body, args = found

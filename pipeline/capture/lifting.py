@@ -35,7 +35,7 @@ HINT: Final = (
 
 
 def program_of_export(exported: ExportedProgram, notes: ExportNotes, settings: CompilationSettings) -> Program:
-    """Return an export as a functional program, with its parameters and buffers lifted and the ranges of its sizes.
+    """Return an export, with the facts about the module in ``notes``, as a functional program with lifted weights.
 
     Raises:
         CaptureError: a write cannot be functionalized, or the model holds, writes or returns unsupported objects.
@@ -100,7 +100,7 @@ def _lifted_tensors(
     exported: ExportedProgram, signature: ExportGraphSignature, module_tensors: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Recipe], dict[str, str]]:
     """Return three mappings: the model's tensors by name; by placeholder, the recipe of each constant; and, by
-    placeholder, the name of each buffer that the graph mutates. ``module_tensors`` replace fake tensors by name."""
+    placeholder, the name of each buffer that the graph mutates. ``module_tensors``: real tensors for fake ones."""
     tensors = {**exported.constants, **dict(exported.named_parameters()), **dict(exported.named_buffers())}
     mutated = set(signature.buffers_to_mutate.values())
     parameters: dict[str, torch.Tensor] = {}
@@ -128,7 +128,7 @@ def _lifted_tensors(
 
 
 def _make_input_port(argument: Any, placeholder_values: Mapping[str, Argument], shapes: ShapeEnvironment) -> Port:
-    """Return the `Port` of an input of the export: a constant, or the placeholder's fake tensor or symbolic int."""
+    """Return the `Port` for an argument in the export's signature: a constant, or a placeholder with its fake value."""
     if isinstance(argument, ConstantArgument):
         return Port(argument.name, kind="constant", value=argument.value)
     return make_port(argument.name, placeholder_values[argument.name], shapes)
@@ -137,7 +137,8 @@ def _make_input_port(argument: Any, placeholder_values: Mapping[str, Argument], 
 def _make_outputs(
     specs: Sequence[OutputSpec], results: Sequence[object], mutated_buffers: Mapping[str, str]
 ) -> tuple[Output, ...]:
-    """Return the program's outputs; an output's ``target`` names the input or buffer that gets its value."""
+    """Return an `Output` for each spec of the export's signature and its value. ``mutated_buffers``: the name of each
+    mutated buffer, by placeholder."""
     outputs = tuple(map(_make_output, specs, results))
     placeholders = {name: placeholder for placeholder, name in mutated_buffers.items()}
     changed = {o.value: placeholders.get(o.target, o.target) for o in outputs if o.kind != "user"}

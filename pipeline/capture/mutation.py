@@ -197,7 +197,7 @@ class _MutationRewriter:
 
 
 def _mutation_output_spec(written_input: InputSpec, new_value: Node) -> OutputSpec:
-    """Return the spec of the output that returns the new value of a written input or buffer; raise for other inputs."""
+    """Return the spec of the output for the new value of a written input or buffer; raise an error for others."""
     if written_input.kind == InputKind.CONSTANT_TENSOR:
         where = source_line(new_value)
         why = f"the model writes to {written_input.target}, a tensor that is not a buffer{where and f' ({where})'}"

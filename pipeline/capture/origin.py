@@ -57,7 +57,7 @@ def record_origin(program: Program, model: object) -> Program:
 
 
 def origin_of(program: Program) -> Origin | None:
-    """Return a program's origin; before `decompose`, ``changed`` tells whether the program changed since capture."""
+    """Return a program's origin, with ``changed`` set if a stage before `decompose` has changed the program."""
     origin: Origin | None = program.origin
     if origin is None or origin.graph is None or program.source is not None:
         return origin

@@ -75,7 +75,7 @@ def check_overlaps(tensors: Mapping[str, torch.Tensor], write_lines: Mapping[str
 
 
 def _storage_and_layout(tensor: torch.Tensor) -> tuple[Argument, ...]:
-    """Return a key of a tensor's storage and of its layout there; each sparse tensor has a key of its own."""
+    """Return a key that is equal for dense tensors with the same storage, dtype, sizes, strides and offset."""
     storage = storage_id(tensor)
     if storage is None:
         return (id(tensor),)
@@ -137,7 +137,7 @@ def flatten_subclasses(program: Program, _: ExportNotes) -> Program:
 
 
 def _replace_by_inner_tensors(graph: torch.fx.Graph, node: Node, name: str, constants: dict[str, Recipe]) -> None:
-    """Replace a tensor subclass's placeholder by placeholders for those of its inner tensors that the graph reads."""
+    """Replace a tensor subclass's placeholder, also in ``constants``, by those of its inner tensors in use."""
     for user in list(node.users):
         if qualified_name(user.target) != INNER_TENSOR_ACCESS:
             continue

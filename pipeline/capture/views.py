@@ -31,12 +31,12 @@ class View:
     args: tuple[Argument, ...]
 
     def recompute(self, emit: Emit, viewed: Node) -> Node:
-        """Append a call to the new graph that computes this view from ``viewed``, and return its node."""
+        """Append by ``emit`` a call that computes this view from the new graph's node ``viewed``; return its node."""
         return emit(self.target, viewed, *self.args, val=self.node.meta["val"])
 
     def update_source(self, emit: Emit, viewed: Node, written: Node) -> Node | None:
-        """Return the value of ``viewed`` after this view of it was set to ``written``; None if no rule covers that.
-        ``emit`` appends the necessary calls to the new graph."""
+        """Return the new value of ``viewed``, the viewed tensor, after this view of it was set to ``written``; None if
+        that is not supported. ``emit`` appends the necessary calls to the new graph."""
         return RULES[self.target](self, emit, viewed, written)
 
 
@@ -63,7 +63,7 @@ def _view_of_split_piece(node: Node) -> View | None:
 
 
 def _unbind_piece_as_select(shape: object, index: int, dim: int) -> tuple[object, tuple[object, ...]]:
-    """Return the select operator, with its arguments, that computes an item of ``unbind``."""
+    """Return the select operator, with its arguments, that computes an item of ``unbind``; ``shape`` is not needed."""
     return aten.select.int, (dim, index)
 
 
@@ -76,7 +76,7 @@ def _split_piece_as_slice(shape: Any, index: int, size: object, dim: int) -> tup
 
 
 def _piece_of_sizes_as_slice(shape: Any, index: int, sizes: Any, dim: int) -> tuple[object, tuple[object, ...]] | None:
-    """Return the slice operator, with its arguments, that computes an item of ``split_with_sizes``, or None."""
+    """Return the slice operator and its arguments for an item of ``split_with_sizes``; None for dynamic sizes."""
     if not all(isinstance(size, int) for size in sizes):
         return None
     ends = [0, *itertools.accumulate(sizes)]
@@ -107,13 +107,13 @@ def _write_whole(view: View, emit: Emit, viewed: Node, written: Node) -> Node | 
 
 
 def _covers_source(view: View) -> bool:
-    """Return whether a view has the same sizes as the viewed tensor."""
+    """Return whether a view has the same sizes as the viewed tensor, and so all of its elements."""
     return shape_of(view.node.meta["val"]) == shape_of(view.source.meta["val"])
 
 
 def _scatter_rule(target: object) -> Callable[..., Node]:
-    """Return a rule for views of some elements: the operator ``target`` (``slice_scatter`` for ``slice``) writes the
-    view's new value into the viewed tensor."""
+    """Return a function for `View.update_source`, for views of some elements: the operator ``target``
+    (``slice_scatter`` for ``slice``) writes the view's new value into the viewed tensor."""
 
     def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
         return value if _covers_source(view) else emit(target, before, value, *view.args, val=view.source.meta["val"])
@@ -122,8 +122,8 @@ def _scatter_rule(target: object) -> Callable[..., Node]:
 
 
 def _inverse_rule(target: object = None) -> Callable[..., Node]:
-    """Return a rule for views of all elements: the inverse operator computes the viewed tensor from the view's value.
-    ``target``: the inverse operator; None for views that are their own inverse (``transpose``)."""
+    """Return a function for `View.update_source`, for views of all elements: the inverse operator ``target`` (None for
+    views that are their own inverse: ``transpose``) computes the viewed tensor from the view's value."""
 
     def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
         return emit(target or view.target, value, *view.args, val=view.source.meta["val"])

@@ -120,7 +120,8 @@ def _input_symbol(
     sizes: Mapping[str, Argument],
     requested: Bounds | None,
 ) -> Symbol:
-    """Return a symbol of the inputs' sizes with its range, and with the input dims that equal or determine it."""
+    """Return a symbol of the inputs' sizes with its range, and with the input dims that equal or determine it.
+    ``sizes``: the sizes to tune engines for, by input. ``requested``: bounds that replace those in ``ranges``."""
     places, derived, hint = [], [], None
     for place, expr, size in _dynamic_sizes(inputs, sizes):
         if expr == symbol:
@@ -254,7 +255,7 @@ def _data_dependent_symbol(
     unbounded: dict[str, int],
 ) -> Symbol:
     """Return the symbol of a data-dependent size or number. The bound is the number of elements from which the node
-    selects; if there is none, a multiple of the size in the example, which is added to ``unbounded``."""
+    selects; else a multiple of its largest size in the example, which is added to ``unbounded`` by node name."""
     low, high = _stated_bounds(value_range) if value_range is not None else (0, None)
     if low is None or low < 0:  # a number, not a size
         return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
@@ -329,7 +330,7 @@ def _run_on_example(node: torch.fx.Node, examples: Mapping[str, torch.Tensor]) -
 
 
 def _max_selected_elements(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """Return the maximum number of elements that an operator selects from its inputs; None if values decide it."""
+    """Return the maximum number of elements that an operator selects from its inputs; None if it depends on values."""
     if torch.Tag.dynamic_output_shape not in getattr(node.target, "tags", ()) or node.target in VALUE_SIZED:
         return None
     tensors = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]

@@ -65,7 +65,7 @@ _model_conditions: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDi
 def record_model_conditions(
     evaluate: Callable[..., Argument], self: Argument, expr: Argument, *args: object, **kwargs: object
 ) -> Argument:
-    """Wrap `ShapeEnv.evaluate_expr` to record a model's conditions that torch evaluates without recording them."""
+    """Call ``evaluate`` (`ShapeEnv.evaluate_expr`), and record a model's condition that torch does not record."""
     known = len(self.guards)
     try:
         answer = evaluate(self, expr, *args, **kwargs)
@@ -85,13 +85,13 @@ def record_model_conditions(
 
 @functools.cache
 def add_framework_files(torch_files: Callable[[], set[str]]) -> set[str]:
-    """Return torch's set of framework files and `_FRAMEWORK_FILES`: torch skips them to find the line of the model."""
+    """Return ``torch_files()`` and `_FRAMEWORK_FILES`: files that torch skips to find the model's source line."""
     return torch_files() | _FRAMEWORK_FILES
 
 
 def model_conditions(shape_env: object) -> Mapping[sympy.Basic, str]:
     """Return the conditions that the model evaluated and torch did not record, in order, each with the code location
-    that evaluated it first. A location in transformers (`ATTENTION`, `MASKS`) gives way to any other location."""
+    that evaluated it first: the first one outside of transformers' `ATTENTION` and `MASKS`, if there is any."""
     return _model_conditions.get(shape_env, {})
 
 
@@ -103,7 +103,7 @@ def _is_zero_or_one_check(shape_env: Argument, expr: Argument) -> bool:
 
 
 def _model_call_site() -> str:
-    """Return the file and function of the model that evaluates the current condition; empty if other code does."""
+    """Return ``file:function`` of the model's code that evaluates the current condition; empty if other code does."""
     in_python, place = _evaluating_call_site()
     is_torch = place.startswith(f"{TORCH}/") and not place.startswith(_MODEL_CODE)
     return "" if not in_python or is_torch or place.startswith(f"{MODULE_FILE}:") else place
@@ -117,7 +117,7 @@ def _torch_evaluates_for_itself() -> bool:
 
 
 def _evaluating_call_site() -> tuple[bool, str]:
-    """Return whether Python code (not C++) evaluates the current condition, and its file and function as text."""
+    """Return whether Python, not C++, evaluates the current condition, and the ``file:function`` from which it does."""
     frame: FrameType | None = sys._getframe(3)
     in_python = False
     while frame is not None and frame.f_code.co_filename in _FRAMEWORK_FILES:

@@ -107,7 +107,7 @@ class Layouts:
 
     @cached_property
     def mergeable_gaps(self) -> frozenset[Terms | None]:
-        """For each two dims of each tensor, the stride of one minus the stride times the size of the other.
+        """For each two dims ``i`` and ``j`` of each tensor, the terms of ``stride[i] - size[j] * stride[j]``.
 
         If that is 0, a reshape can merge the two dims without a copy. Any two dims count, since einsum merges any. Of
         two equal conditions torch records an arbitrary one.
@@ -119,9 +119,9 @@ class Layouts:
         return frozenset(normalized_terms(outer - size * stride) for outer, size, stride in merged) - {None}
 
     def is_about_layout(self, guard: Argument, expr: Argument) -> bool:
-        """Return whether an operator evaluated a condition that only decides strides: whether a size is 1
-        (``operator_conditions`` has the cases in which results depend on that), whether two dims can be merged without
-        a copy, or how to lay out the result of a Fourier transform. Conditions of the model itself never count."""
+        """Return whether an operator, not the model, evaluated a condition that only decides strides: a size is 1 (if
+        results depend on that, `operator_conditions` yields it), two dims can be merged without a copy, or a Fourier
+        transform lays out its result. ``expr``: the condition of ``guard``, in the symbols that the program has."""
         place = _guard_origin(guard)
         if not place.startswith(_OPERATOR_LOCATIONS):
             return False

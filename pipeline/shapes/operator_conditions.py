@@ -59,7 +59,7 @@ def _squeeze_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _cross_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield, for ``torch.cross`` without ``dim``, that no dim before the one that it chose in the trace has size 3."""
+    """Yield the condition that no dim before the one that ``torch.cross`` chose, the first of size 3, has size 3."""
     for node in graph.nodes:
         if node.target is aten.cross.default and argument(node, "dim") is None:
             sizes = shape_of(argument(node, "self").meta["val"])
@@ -92,8 +92,8 @@ def _mask_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def single_query_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield, for each causal attention, that one query implies one key: transformers omits ``is_causal`` for one query,
-    which changes no result if there is one key."""
+    """Yield, for each causal attention, the condition that one query implies one key: transformers omits ``is_causal``
+    for one query, which changes no result if there is one key."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default and argument(node, "is_causal"):
             queries, keys = (shape_of(argument(node, name).meta["val"])[-2] for name in ("query", "key"))

@@ -8,7 +8,7 @@ from pipeline.aten.types import Argument
 
 
 def port_text(port: Argument, size_text: Callable[[object], str] = str, name: str = "") -> str:
-    """Return a `Port` as ``x: float32[1..4..8, 3]``; the size of another input is printed as ``x.shape[0]=1..4..8``.
+    """Return a `Port` as ``x: float32[1..4..8, 3]``, or ``y: float32[x.shape[0]=1..4..8]`` if ``x`` has that size, too.
     ``size_text``: prints a size, such as `ShapeEnvironment.words`; ``name``: printed in place of the port's name."""
     name = name or port.name
     if port.kind == "constant":
@@ -26,7 +26,7 @@ def port_text(port: Argument, size_text: Callable[[object], str] = str, name: st
 def output_lines(
     outputs: Iterable[Argument], ports: Iterable[Argument], size_text: Callable[[object], str] = str
 ) -> Iterator[str]:
-    """Yield a line of text for each output that a caller receives: its name, then its dtype and sizes, or its kind."""
+    """Yield a line for each output that a caller receives: ``logits: float32[2, 10]``. ``ports`` has the types."""
     known = {port.name: port for port in ports}
     for output in (output for output in outputs if output.kind == "user"):
         name, port = output.name or str(output.value), None if output.constant else known.get(output.value)

@@ -219,7 +219,7 @@ class _Caster:
         return copy
 
     def dtypes_differ(self, node: Node, *arguments: Any) -> bool:
-        """Return whether new arguments of a node have other dtypes than its own. ``arguments``: args, then kwargs."""
+        """Return whether new ``arguments`` (args, then kwargs) have other dtypes than the node's old arguments."""
         given: list[Node] = []
         map_arg(arguments, given.append)
         own: list[Node] = []

@@ -75,7 +75,7 @@ class Build:
         )
 
     def _build_here(self, orders: Sequence[BuildOrder], handles: Sequence[NetworkHandle]) -> Iterator[Engine]:
-        """Build the engines in this process, one after the other, and yield each."""
+        """Build an engine for each order in this process, and yield it. ``handles``: the orders' TensorRT networks."""
         for i, (order, handle) in enumerate(zip(orders, handles, strict=True)):
             report(i, len(orders), order.name)
             file = PlanFile()
@@ -89,7 +89,7 @@ class Build:
     def _submit(
         self, executor: Executor, orders: Sequence[BuildOrder], handles: Sequence[NetworkHandle]
     ) -> Iterable[Engine]:
-        """Build the engines by the executor's workers, with which files are exchanged; return all engines."""
+        """Build an engine for each order by the executor's workers. ``handles``: the orders' TensorRT networks."""
         with tempfile.TemporaryDirectory(prefix="pipeline-build-", dir=self.folder, ignore_cleanup_errors=True) as name:
             jobs = [
                 Job(order, RemoteBuild(order.network, Path(name, f"{i}.weights"), handle), Path(name, f"{i}.plan"))
@@ -103,7 +103,7 @@ build = Build()
 
 
 def make_engine(order: BuildOrder, plan: Plan, plan_bytes: bytes | mmap.mmap) -> Engine:
-    """Return the record of a built engine, and warn if its plan has kernels with known bugs."""
+    """Return the `Engine` for a plan built from ``order`` (a network); warn if it has kernels with known bugs."""
     for kernel, fault in find_faulty_kernels(order.network, plan_bytes):
         how = "compare with eager PyTorch, and add the operators in the kernel's name to torch_executed_ops"
         log.warning("%s: TensorRT's kernel %s %s, so results may be wrong: %s", order.name, kernel, fault, how)

@@ -32,7 +32,7 @@ from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import compiled_kernels, copy_cached_kernels
 from pipeline.runtime.ranks import gather_from_ranks
 from pipeline.stages.faster_in_torch import kinds_in_words, to_try_in_torch
-from pipeline.stages.matmuls_in_torch import TRIAL, combine_profiles, matmuls_in_torch, replace_trial_reason
+from pipeline.stages.matmuls_in_torch import TRIAL, combine_profiles, matmuls_in_torch, set_final_reason
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.engines_in_torch import captured_program_in_torch, join_rejections, replace_engines
@@ -71,8 +71,8 @@ def measure_segments(
     profile: int | None = None,
     measuring_context: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Sequence[Mapping[str, SegmentCost]]:
-    """Measure the segments of each program on this GPU, at the sizes of a profile, or at the optimal sizes if it is
-    None. A rank of a sharded model is measured alone. ``measuring_context``: as in `segment_costs`."""
+    """Measure the segments of each program on this GPU, at the sizes of a profile (None: at the optimal sizes). A rank
+    of a sharded model is measured alone. ``measuring_context``: returns a context in which calls are timed."""
     programs = [_with_engines_of_profile(without_communication(each), profile) for each in programs]
     program, cuda = programs[0].program, torch.device("cuda")
     calls = [Call(*create_sample(program, sizes).arguments(program, cuda)) for sizes in tuned_sizes(program, profile)]
@@ -110,7 +110,7 @@ class Choose:
     name: str = field(default="choose", kw_only=True)
 
     def following(self, earlier_stages: tuple[AnyStage, ...]) -> Choose:
-        """Return a copy of this stage that has the pipeline's earlier stages, to compile a program again."""
+        """Return a copy of this stage that has the pipeline's earlier stages, by which it compiles variants."""
         return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:
@@ -136,7 +136,7 @@ class Choose:
 
     def _fastest(self, compiled: Compiled, times: Sequence[Times], build_variant: VariantBuilder) -> Compiled:
         """Return the fastest variant of a program, given the measured times in each profile. ``build_variant`` compiles
-        the variant with some operators in PyTorch."""
+        the variant with the named operators in PyTorch."""
         split = [t for t in times if t.other_variant_is_faster]
         by_profiles = _has_engine_per_profile(compiled)
         if not by_profiles and split == times:
@@ -161,7 +161,7 @@ class Choose:
                 what = kinds_in_words(compiled.program, names)
                 log.warning("PyTorch is faster on this GPU and runs the %s: %s", what, _sums([t.whole]))
                 reason = t.why_torch("the program", t.whole, f"with {what} in PyTorch")
-                forms[t.profile or 0] = replace_trial_reason(other, reason)
+                forms[t.profile or 0] = set_final_reason(other, reason)
         if any(each is not mixed for each in forms.values()):
             mixed = combine_profiles(forms)
         if mixed is not compiled and _has_its_gpu(compiled):
@@ -170,7 +170,7 @@ class Choose:
 
     def _build_other_variant(self, compiled: Compiled, names: Sequence[str]) -> Compiled | None:
         """Return another variant to measure: the captured program in PyTorch or, if each engine is for one profile, the
-        program with these operators in PyTorch. None if that is impossible."""
+        program with the operators ``names`` in PyTorch. None if that is impossible."""
         try:
             if _has_engine_per_profile(compiled):
                 made = matmuls_in_torch(compiled, self.before or STAGES, names)
@@ -186,8 +186,8 @@ class Choose:
     def _times_by_key(
         self, compiled: Compiled, keys: Mapping[int | None, Keys], build_variant: VariantBuilder
     ) -> Mapping[str, Milliseconds]:
-        """Return a program's stored times by measurement key; first measure and store times that are missing, if this
-        machine has the program's GPU."""
+        """Return the stored times under ``keys`` (the keys of a program's times, by profile), by key; first measure and
+        store times that are missing, if this machine has the program's GPU."""
         known = dict(self.kept.load(compiled.settings.compute_capabilities))
         for profile, own in keys.items() if _has_its_gpu(compiled) else ():
             times = Times.look_up(compiled, profile, own, known)
@@ -201,7 +201,8 @@ class Choose:
     def _measure(
         self, compiled: Compiled, profile: int | None, keys: Keys, other_variant: Compiled | None
     ) -> Mapping[str, Milliseconds]:
-        """Measure the program, the program with its engines' operators in PyTorch, and ``other_variant``."""
+        """Measure the program, its segments with PyTorch in place of engines, and ``other_variant`` if there is one.
+        Return by key the times of each engine and, under ``keys.program``, `Times.whole`."""
         other = replace_engines(compiled, dict.fromkeys(keys.engines, TRIAL))
         whole: Mapping[str, SegmentCost] | None = None
         try:
@@ -235,8 +236,8 @@ def _free_gpu_memory() -> None:
 class Times:
     """The measured milliseconds of a program's variants in calls of a profile.
 
-    whole: two times: of the program, in which slower engines are replaced by PyTorch; and of the variant that
-        `Choose._build_other_variant` returns, or None. engines: for each engine its time, and that of PyTorch.
+    whole: a pair: the time of the program with PyTorch in place of slower engines; and the time of the variant that
+        `Choose._build_other_variant` returns, or None. engines: for each engine, its time and PyTorch's time.
     complete: whether all times are known. least: the milliseconds that a variant must save to be chosen.
     """
 
@@ -248,14 +249,14 @@ class Times:
 
     @classmethod
     def look_up(cls, compiled: Compiled, profile: int | None, keys: Keys, known: Mapping[str, Milliseconds]) -> Times:
-        """Create the record for a program from known measurements, which are looked up by ``keys``."""
+        """Create the record of a program. ``known``: stored times, by key; ``keys``: the keys of its times."""
         engines = {name: known[key] for name, key in keys.engines.items() if key in known}
         complete = keys.program in known and engines.keys() == keys.engines.keys()
         return cls(profile, known.get(keys.program, (0.0, None)), engines, complete, _minimum_gain(compiled, profile))
 
     @property
     def other_variant_is_faster(self) -> bool:
-        """Return whether the other variant is faster than the fastest mixture of engines and PyTorch."""
+        """Return whether the variant of `Choose._build_other_variant` beats every mixture of engines and PyTorch."""
         ours, theirs = self.whole
         return theirs is not None and _saves_enough(ours, theirs, self.least)
 
@@ -265,7 +266,7 @@ class Times:
         return _slower_than_torch(self.engines, self.least)
 
     def why_torch(self, what: str, times: Milliseconds, instead: str = "PyTorch") -> Rejection:
-        """Return why PyTorch runs ``what``, with the times of the rejected variant and of the chosen variant."""
+        """Return why PyTorch runs ``what``: ``times`` has the milliseconds of ``what`` and of ``instead``."""
         ours, theirs = times
         where = "" if self.profile is None else f" in profile {self.profile}"
         why = f"PyTorch is faster on this GPU: {what} takes {ours:.3g} ms{where}, and {instead} {theirs:.3g} ms"
@@ -276,7 +277,7 @@ Rows: TypeAlias = "list[tuple[Times, tuple[float, float]]]"
 
 
 def _slower_in_all_profiles(compiled: Compiled, times: Sequence[Times], checked: Sequence[Times]) -> Mapping[str, Rows]:
-    """Return the engines that are slower than PyTorch, each with its times in the profiles of ``checked``. An engine
+    """Return the engines that are slower than PyTorch in a profile of ``checked``, each with its times there. An engine
     that serves all profiles counts only if it is slower in every profile. ``times``: the times in all profiles."""
     slower = dict[str, Rows]()
     for t in checked:
@@ -287,7 +288,7 @@ def _slower_in_all_profiles(compiled: Compiled, times: Sequence[Times], checked:
 
 
 def _measurement_keys(compiled: Compiled) -> Mapping[int | None, Keys]:
-    """Return the keys under which a program's measurements are stored, by profile."""
+    """Return, by profile (None if there are none), the `Keys` under which the program's measurements are stored."""
     program, parts = compiled.program, _has_engine_per_profile(compiled)
     profiles = range(len(program.profiles)) or (None,)
     forms = {each: kinds_in_words(program, to_try_in_torch(program, each)) if parts else "program" for each in profiles}
@@ -312,12 +313,12 @@ def _sums_of_engines_and_torch(times: Mapping[str, tuple[float, float]]) -> tupl
 
 
 def _saves_enough(before: float, after: float, minimum_gain: float) -> bool:
-    """Return whether PyTorch's time ``after`` is enough shorter than ``before`` to justify a change."""
+    """Return whether the time ``after`` a change is enough shorter than the time ``before`` to justify the change."""
     return after < MARGIN * before and before - after >= minimum_gain
 
 
 def _sums(times: Iterable[Milliseconds]) -> str:
-    """Return a text for the log: PyTorch's total time, the engines' total time, and how to keep the engines."""
+    """Return a text for the log: both totals of ``times``, which are pairs of an engine's and PyTorch's time."""
     ours, theirs = (sum(column) for column in zip(*times, strict=True))
     return f"{theirs:.3g} ms instead of {ours:.3g} (set faster_in_torch=False to keep them in TensorRT)"
 

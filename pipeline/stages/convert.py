@@ -113,8 +113,8 @@ class _Conversion:
             self.ctx.record_shape(tensor, port.shape)
 
     def size_in_network(self, expr: Expr) -> int:
-        """Return the number to declare for a size of a network input that is dynamic in the program: -1, or the size's
-        only value in the segment's profile."""
+        """Return how a network input's size that is dynamic in the program is declared: by its value if it has only one
+        in the segment's profile, else by -1."""
         given = None if self.segment.profile is None else bounds(expr, self.ranges)
         return given.min if given is not None and given.min == given.max else -1
 
@@ -207,8 +207,8 @@ class _Conversion:
                     check_tensor(made, wanted, self.ranges, given, relations)
 
     def keep_direct_weights(self, first_layer: int) -> None:
-        """Record the weights that a converter set on layers without the context's methods, and copy them to memory that
-        stays valid until the build. ``first_layer``: the index of the converter's first layer."""
+        """Record weights that a converter gave TensorRT directly, not by its context's methods, and copy them to memory
+        that stays valid until the build. ``first_layer``: the index of the converter's first layer."""
         for i in range(first_layer, self.ctx.net.num_layers):
             layer = typed_layer(self.ctx.net, i)
             for held in (each for each in layer_weights(layer) if each.pointer is not None):
@@ -286,7 +286,7 @@ class _Conversion:
         self.network: Network = evolve(described, other_profiles=tuple(p for p in others if p is not None))
 
     def apply_recorded_names(self) -> None:
-        """Rename weights that a recipe computes, and the recipes, to the names that converters recorded for them."""
+        """Rename the weights that a recipe computes, and these recipes, to the names that converters chose for them."""
         weights, taken = self.ctx.weights, {weight.name for weight in self.ctx.weights.values()}
         for pointer, name in self.ctx.recorded.items():
             known = weights.get(pointer)
@@ -354,8 +354,8 @@ def output_binding_names(outputs: Sequence[Output], segment: Segment) -> dict[st
 
 
 def _shared_dimension_names(inputs: Iterable[Port], relations: Iterable[Relation]) -> dict[str, str]:
-    """Return names for dynamic sizes that several dims of the inputs share: each is named after its first dim
-    (``ids.0``). Sizes that must be equal share one name."""
+    """Return a name for each dynamic size that several dims of the inputs have, after the first of these dims:
+    ``{"s0": "ids.0"}``. Sizes that must be equal share one name."""
     same: dict[str, str] = {}
     for sides in (r.condition.args for r in relations if isinstance(r.condition, sympy.Eq)):
         if not any(side.is_Number for side in sides):

@@ -72,7 +72,7 @@ def _attention_names(program: Program, profile: int | None) -> Iterator[str]:
 
 
 def _source_before_moves(node: Node) -> Node:
-    """Walk back from a node through views and other moves of elements, and return the first node that is not one."""
+    """Return the node that computes the elements which ``node`` only moves or casts (views, copies, casts)."""
     while moves_elements(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node

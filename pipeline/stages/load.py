@@ -41,7 +41,7 @@ class Load:
     name: str = field(default="load", kw_only=True)
 
     def following(self, earlier_stages: tuple[AnyStage, ...]) -> Load:
-        """Return a copy of this stage that has the pipeline's earlier stages, to compile a program again."""
+        """Return a copy of this stage that has the pipeline's earlier stages, by which it compiles a program again."""
         return evolve(self, before=earlier_stages)
 
     def check_ready(self, settings: CompilationSettings) -> None:

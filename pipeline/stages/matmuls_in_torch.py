@@ -23,10 +23,10 @@ TRIAL: Final = Rejection("this trial measures its time in PyTorch")
 
 
 def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names: Sequence[str]) -> Compiled:
-    """Compile a program again, with the operators ``node_names`` in PyTorch.
+    """Compile a program again by the pipeline's ``stages``, with the operators ``node_names`` in PyTorch.
 
-    These operators divide each layer of the model, so cuts between layers are not needed as well: `BehindUpdates`
-    replaces the default partitioner, and a partitioner that cuts between submodules.
+    These operators already divide each layer of the model, so no cuts between layers are needed: `BehindUpdates`
+    takes the place of the default partitioner or of one that cuts between submodules; other partitioners stay.
 
     Raises:
         ValueError: ``node_names`` is empty, or an engine is for all profiles.
@@ -52,8 +52,8 @@ def _check_engine_per_profile(compiled: Compiled) -> None:
         raise ValueError(f"the engine {names[0]} serves all profiles; {how}")
 
 
-def replace_trial_reason(compiled: Compiled, reason: Rejection) -> Compiled:
-    """Return a program that `matmuls_in_torch` returned, with ``reason`` as the reason why operators run in PyTorch."""
+def set_final_reason(compiled: Compiled, reason: Rejection) -> Compiled:
+    """Return a result of `matmuls_in_torch`, with ``reason`` in place of the provisional fallback reason."""
     partitioned = compiled.partitioned
     fallbacks = (
         evolve(each, reason=reason.reason, hint=reason.hint) if each.reason == TRIAL.reason else each

@@ -54,7 +54,7 @@ class SharedWeights:
         return evolve(partitioned, segments=tuple(map(changed, partitioned.segments)))
 
     def _should_share(self, partitioned: Partitioned, segment: Segment, weight: torch.fx.Node) -> bool:
-        """Return whether to share a weight: it is large, and in engines only converters that accept inputs read it."""
+        """Return whether to share a weight: it is large, and the converters that read it accept weights as inputs."""
         value, inside = weight.meta["val"], frozenset(segment.nodes)
         if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS or value.nbytes < self.least:
             return False

@@ -94,7 +94,7 @@ class InPieces:
         return _partition(validated, _largest_units, self._cut_engine)
 
     def _cut_engine(self, flow: Flow, units: Units, operators: Sequence[int]) -> list[tuple[int, ...]]:
-        """Cut an engine's operators (indices of nodes) into pieces: evenly, or between the submodules that match."""
+        """Cut ``operators`` (indices in ``flow.nodes``) evenly or by submodules, never inside one of the ``units``."""
         if self.count is not None:
             return split_evenly(flow, units, operators, self.count)
         submodules = Submodules(pattern=self.between)
@@ -103,7 +103,7 @@ class InPieces:
 
 
 def _cut_large_engine(flow: Flow, units: Units, operators: Sequence[int]) -> list[tuple[int, ...]]:
-    """Cut an engine's operators (indices of nodes) evenly into pieces of about 1,000; a small engine is one piece."""
+    """Cut ``operators`` (indices in ``flow.nodes``) into pieces of about 1,000, never inside one of the ``units``."""
     return split_evenly(flow, units, operators, max(1, len(operators) // OPERATORS_PER_ENGINE))
 
 
@@ -121,7 +121,7 @@ class BehindUpdates:
 def _cut_engine_behind_updates(
     flow: Flow, units: Units, operators: Sequence[int], submodule_of: Sequence[str | None] = ()
 ) -> list[tuple[int, ...]]:
-    """Cut an engine's nodes into pieces: where the submodule changes, and after the operators that update a cache."""
+    """Cut ``operators`` where ``submodule_of`` (by node) changes, and after cache updates, never inside a unit."""
     updates = frozenset(i for i in operators if flow.nodes[i].target is CACHE_UPDATE)
     return split_by_submodule(flow, units, operators, submodule_of or [None] * len(flow.nodes), updates)
 
@@ -194,7 +194,7 @@ def _check_positive(name: str, value: object, path_option: str) -> None:
 
 
 def _largest_units(flow: Flow, refused: dict[int, str]) -> Units:
-    """Return the units that the default partitioner never cuts: operators, and patterns that TensorRT fuses."""
+    """Return the units that are never cut: fused patterns of operators not in ``refused``, and single operators."""
     return build_units(flow, fused_patterns(flow, lambda i: i not in refused))
 
 

@@ -99,7 +99,7 @@ def _verdicts(program: Program, lookup: BoundRegistry) -> FrozenDict[str, Verdic
 
 
 def _refused_calls(program: Program, verdicts: Mapping[str, Verdict], claims: UserRegistrations) -> list[torch.fx.Node]:
-    """Return the calls that were left undecomposed for the user's converters, although none of these accepts them."""
+    """Return the calls left undecomposed for the user's converters (``claims``) that none of these accepts."""
     users = {declaration.key for declaration in claims.declarations}
     calls = (node for node in (program.graph.nodes if users else ()) if node.target in users)
     return [node for node in calls if not claims.is_from_user(verdicts[node.name].choice)]
@@ -108,7 +108,7 @@ def _refused_calls(program: Program, verdicts: Mapping[str, Verdict], claims: Us
 def _decompose_calls(
     program: Program, calls: Iterable[torch.fx.Node], claims: UserRegistrations, decompositions: Decompositions
 ) -> Program:
-    """Decompose these calls as if the user had no converters; return the same program if nothing changes."""
+    """Decompose these calls as if ``claims`` had no user's converters; return the same program if nothing changes."""
     rewriter = Rewriter(program, claims, decompositions)
     names = {node.name for node in calls}
     made = fold_constants(program.with_graph(rewriter.decompose_refused(names)))
@@ -130,7 +130,7 @@ def _verdict(node: torch.fx.Node, lookup: BoundRegistry, program: Program, earli
 
 
 def _limits(node: torch.fx.Node, program: Program, earlier: dict[str, Verdict], allocated: bool) -> Iterator[Rejection]:
-    """Yield reasons to refuse a node that apply to all operators. ``allocated``: it requires an output allocator."""
+    """Yield reasons to refuse a node by rules for all operators. ``allocated``: whether it needs output allocators."""
     yield from islice(_complex_rejections(node), 1)
     yield from map(Rejection, filter(None, [expansion_obstacle(node)]))
     makes_sizes = node.target in READS_DATA or torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
@@ -198,7 +198,7 @@ def _unbounded_size_rejections(role: str, value: torch.Tensor, program: Program)
 
 
 def _untuned_size_rejections(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
-    """Yield a rejection if only data makes two sizes equal: TensorRT cannot build if their optimal sizes differ."""
+    """Yield a rejection if the sizes of inputs in one dim depend on data, and their optimal sizes (``opt``) differ."""
     values = [n.meta.get("val") for n in node.all_input_nodes] if is_pointwise(node) else []
     shapes = [shape_of(value)[::-1] for value in values if isinstance(value, torch.Tensor)]
     for sizes in zip_longest(*shapes, fillvalue=1):
@@ -214,7 +214,7 @@ def _is_data_dependent(size: Expr) -> bool:
 
 
 def _result_and_inputs(node: torch.fx.Node) -> Iterable[tuple[str, object]]:
-    """Yield a node's result and inputs, each with a description for error messages."""
+    """Yield pairs (description for error messages, value) of a node's result and of its inputs."""
     yield from ((f"the result {node.name}", result) for result in tree_leaves(node.meta.get("val")))
     held = node.args[:2] if op_kind(node.target) is Kind.DEQUANTIZES else ()  # quantized values and scales, in few bits
     yield from ((f"its input {n.name}", n.meta.get("val")) for n in node.all_input_nodes if n not in held)

@@ -54,7 +54,7 @@ def _check_multiple(_instance: object, _field: object, value: object) -> None:
 
 @frozen
 class Verify:
-    """The stage that `verify` returns, which documents its options. ``before``: the pipeline's earlier stages."""
+    """The stage that `verify` returns; `verify` documents its options. ``before``: the pipeline's earlier stages."""
 
     on_failure: OnFailure = field(default="raise", validator=one_of(*get_args(OnFailure)))
     inputs: UserInputs = field(default=None, eq=False, repr=False, kw_only=True, validator=_check_inputs)
@@ -65,8 +65,7 @@ class Verify:
     name: str = field(default="verify", kw_only=True)
 
     def following(self, earlier_stages: tuple[AnyStage, ...]) -> Verify:
-        """Return a copy of this stage that has the pipeline's earlier stages, to compile a program again and so heal
-        it."""
+        """Return a copy of this stage that has the pipeline's earlier stages, by which it compiles a program again."""
         return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:
