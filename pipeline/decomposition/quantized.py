@@ -55,8 +55,9 @@ def normalize_quantization(program: Program) -> Program:
 
 def eager_source(program: Program, normalized: Program) -> Program:
     """Return the program that eager PyTorch runs in place of engines: the captured program, or the normalized program
-    if the captured one calls ModelOpt's operators (``tensorrt::``). Nodes whose results nothing reads are dropped: one
-    that reads a number from a tensor would wait for the GPU, which is impossible in a CUDA graph."""
+    if the captured one calls ModelOpt's operators (``tensorrt::``), which run only on its GPU. Nodes whose results
+    nothing reads are dropped: one that reads a number from a tensor would wait for the GPU, which is impossible in a
+    CUDA graph."""
     if any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes):
         program = normalized
     if any(map(_is_unread_call, program.graph.nodes)):

@@ -109,8 +109,7 @@ class _WeightLayout(GraphEdit):
         )
 
     def scale_weight(self, weight: Node, multiplication: Node) -> Node | None:
-        """Return the weight with the factor of ``multiplication`` as its scale; None if the weight has a scale other
-        than 1."""
+        """Return the weight with the factor of ``multiplication`` as its scale, if its own scale is 1; else None."""
         codes, scale, type, _, dtype = weight.args
         factor, shape = multiplication.args[1], weight.meta["val"].shape
         if not (_is_constant_one(scale) and isinstance(factor, torch.fx.Node) and self.constant[factor]):

@@ -65,8 +65,7 @@ def _multiply_in_original_shape(edit: GraphEdit, matmul: Node) -> None:
 
 
 def _can_merge(edit: GraphEdit, matmul: Node) -> bool:
-    """Return whether a matmul may be merged: it alone reads its weight, scales are per column, and its input is not
-    quantized."""
+    """Return whether a matmul can merge: it alone reads its weight, scales are per column, its input is unquantized."""
     x, weight = matmul.args
     if not (edit.is_weight(weight) and len(weight.users) == 1) or edit.constant[x] or x.target in PAIR_OPERATORS:
         return False

@@ -74,8 +74,8 @@ SCALE_FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
 
 
 def form_without_mask(form: Function) -> Function:
-    """Return a function that returns ``(form(...), None)``: for fake quantizers with an unread mask as second
-    result."""
+    """Return a function that returns ``(form(...), None)``, for a fake quantizer whose second result is an unread
+    mask."""
 
     def wrapped(known: Facts, *args: Argument) -> Argument:
         return form(known, *args), None

@@ -57,7 +57,7 @@ def _start_of_counting_rows(rewriting: Rewriting, node: Any) -> Steps[Start | No
 
 
 def _start_of_counting_constant(rewriting: Rewriting, node: Node) -> Start | None:
-    """Return the first element of each row of a constant, if every row counts up by 1; None for other nodes."""
+    """Return the element with which all rows of a constant begin, if they count up by 1; None for other nodes."""
     value = rewriting.known_value(node)
     if value is None or value.dtype not in INTS or not value.numel():
         return None
