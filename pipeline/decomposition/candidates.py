@@ -37,15 +37,15 @@ class Decompositions:
         return None if target in self.disabled else self.registered.get(equivalent_operator(target))
 
     def torch_decomposition(self, target: object) -> Function | None:
-        """Return the torch function that decomposes an operator, for a composite the operator itself; None if this
-        package uses no decomposition of torch's for it."""
+        """Return the torch function that decomposes an operator (for a composite, the operator itself); None if the
+        compiler uses no decomposition of torch's for it."""
         if not isinstance(target, torch._ops.OpOverload) or target in self.disabled:
             return None
         return decomposition_table[target] if target in torch_enabled_decompositions else _operator_if_composite(target)
 
     def all_decompositions(self, target: object) -> Iterator[Function]:
-        """Yield the decompositions of an operator, both registered and torch's; none for core ATen. `CallSearch`
-        searches them for calls of a user's operator."""
+        """Yield all decompositions of an operator, registered and torch's; none for an operator that torch tags as core
+        ATen. `CallSearch` traces them to find calls of a user's operator."""
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
             whole = target in torch_whole_decompositions and target not in self.disabled
             torchs = (decomposition_table[target] if whole else None, self.torch_decomposition(target))
@@ -74,8 +74,8 @@ class CallSearch:
     known: dict[Argument, bool] = field(factory=dict)
 
     def find_decomposition(self, call: Call, is_constant_node: Mapping[Node, bool]) -> Function | None:
-        """Return the first decomposition of a call's operator that makes a wanted call, directly or after further
-        decompositions; None if there is none."""
+        """Return the first decomposition of a call's operator that leads, directly or by further ones, to a call that
+        ``is_wanted``; else None. ``is_constant_node`` tells for each argument node whether it is constant."""
         given = tuple(is_constant_node[node] for node in argument_nodes(call.args, call.kwargs))
         for function in self.choices.all_decompositions(call.target):
             try:
@@ -89,7 +89,7 @@ class CallSearch:
         return None
 
     def _leads_to_wanted_call(self, template: Template, is_constant_argument: tuple[bool, ...]) -> bool:
-        """Return whether a traced decomposition makes a wanted call, directly or after further decompositions."""
+        """Return whether a traced decomposition, with these arguments constant, leads to a call that ``is_wanted``."""
         key = (template.key, is_constant_argument)
         if key not in self.known:
             self.known[key] = False  # during its own search: a recursive operator adds nothing new

@@ -29,7 +29,7 @@ _BORDER = (aten.complex.default, aten.resolve_conj.default, aten.view_as_real.de
 
 
 def joins_or_splits_complex(target: object) -> bool:
-    """Return whether an operator splits complex tensors into real parts, or joins parts (``complex``)."""
+    """Return whether an operator splits a complex tensor into real ones, or joins real ones (``aten.complex``)."""
     return target in _BORDER
 
 
@@ -48,7 +48,7 @@ class ComplexValues:
         self.parts: dict[torch.fx.Node, Pair] = {}
 
     def split_arguments(self, arguments: object, meta: Mapping[str, object]) -> Argument:
-        """Return arguments with each complex node or number as a `Pair` of real parts; ``meta``: for new nodes."""
+        """Return arguments with a `Pair` for each complex node or number; new nodes get the metadata ``meta``."""
 
         def one(value: object) -> Argument:
             if isinstance(value, complex):
@@ -58,7 +58,7 @@ class ComplexValues:
         return tree_map(one, arguments)
 
     def pair_of(self, value: torch.fx.Node, meta: Mapping[str, object]) -> Pair:
-        """Return the pair of a complex node: the parts that it joins, or new nodes that split the complex value."""
+        """Return the real and imaginary part of a complex node: the nodes that it joins, or new nodes that split it."""
         if value not in self.parts:
             resolved = self.insert_node(aten.resolve_conj.default, (value,), meta)
             shown = self.insert_node(aten.view_as_real.default, (resolved,), meta)
@@ -72,7 +72,7 @@ class ComplexValues:
         return self.parts[value]
 
     def join_results(self, results: object, meta: Mapping[str, object]) -> Argument:
-        """Return a rule's results with each pair of real parts joined into a complex node."""
+        """Return the results of a function of pairs, with each pair joined into a node of complex numbers."""
         if isinstance(results, list):
             return [self.join_results(r, meta) for r in results]
         if not isinstance(results, tuple):

@@ -114,7 +114,8 @@ def _map_pair(z: Argument, function: Target) -> Argument:
 
 
 def _root_matrix(order: Size, rows: Size, columns: Size, sign: int, like: torch.Tensor) -> Pair:
-    """Return the matrix whose element (row, column) is the ``order``-th root of unity to the power row * column."""
+    """Return the matrix whose element (row, column) is the ``order``-th root of unity to the power ``sign * row *
+    column``, in the dtype of ``like``."""
     powers = torch.outer(*(torch.arange(n, device=like.device) for n in (rows, columns))).remainder(order)
     if is_dynamic_length(order):
         cos, sin = _roots_of_unity(order, like)
@@ -124,8 +125,8 @@ def _root_matrix(order: Size, rows: Size, columns: Size, sign: int, like: torch.
 
 
 def _roots_of_unity(order: Size, like: torch.Tensor) -> Pair:
-    """Return all powers of the ``order``-th root of unity. Each angle is reduced to at most an eighth of a turn plus a
-    number of quarters, since float32 is too coarse for angles near a full turn."""
+    """Return all powers of the ``order``-th root of unity, in the dtype of ``like``. Each angle is reduced to at most
+    an eighth of a turn plus a number of quarters, since float32 is too coarse for angles near a full turn."""
     powers = torch.arange(order, device=like.device) * 4
     quarters = (powers + order // 2) // order
     angles = (powers - quarters * order).float() / order * (math.pi / 2)

@@ -54,8 +54,8 @@ def _as_pairs(value: object) -> Argument:
 
 
 def rule_with_cast_results(rule: Rule, expected: object) -> Rule:
-    """Wrap a rule: broadcast the parts of its results to one shape, and cast them to the expected dtype. If a real
-    result is expected, the imaginary part is dropped. Pairs become plain tuples, which torch.fx can record."""
+    """Return ``rule`` with the parts of its results broadcast to one shape, and cast to the dtype of ``expected``. If
+    ``expected`` is real, imaginary parts are dropped. Pairs become plain tuples, which torch.fx can record."""
     dtype = next((v.dtype for v in leaf_values(expected) if isinstance(v, torch.Tensor)), torch.float32)
 
     def settle(result: object) -> object:
@@ -142,7 +142,7 @@ def conjugate(z: Pair) -> Pair:
 
 
 def power(z: Argument, exponent: Argument) -> Argument:
-    """Return z to an integer power from -8 to 8, by multiplication; other powers have no rule."""
+    """Return z to an integer power from -8 to 8 except 0, by multiplication; NotImplemented for other powers."""
     if isinstance(exponent, Pair) or int(exponent) != exponent or not 0 < abs(exponent) <= 8:
         return NotImplemented
     result = z
@@ -178,7 +178,7 @@ def to_copy(
 
 
 def rule_of_fill(operator: Rule) -> Rule:
-    """Return a function that computes an operator such as ``full``, which fills a tensor with one number, for pairs."""
+    """Return a function that fills a tensor with a complex number, a `Pair`, by an operator such as ``full``."""
 
     def rule(shape: Any, value: Argument, **kwargs: Argument) -> Argument:
         return rule_for_each_part(operator, 1)(shape.real if _is_pair(shape) else shape, value, **kwargs)

@@ -226,7 +226,7 @@ class ControlFlow:
         return tuple(call_graph(template.graph, argument_nodes(given, {}), emit))  # type: ignore[arg-type]
 
     def expand_scan(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Emit each step of a scan: it computes new state and results from the state and the step's elements."""
+        """Emit each step of a scan: its body computes new state and results from the state and the step's elements."""
         _, state, sequences, others = args
         [body] = branch_graphs(node)
         made = list[tuple[Argument, ...]]()

@@ -45,7 +45,7 @@ LIBRARIES: Final = {"torchao": "torchao", "tensorrt": "nvidia-modelopt"}
 
 
 def normalize_quantization(program: Program) -> Program:
-    """Return the program with the quantization operators in `FORMS` rewritten; the program itself if it has none."""
+    """Return the program with plain operators in place of the quantization operators in `FORMS`, if it has any."""
     if not any(schema_name(node.target) in FORMS or _is_quantized_tensor(node) for node in program.graph.nodes):
         return program
     for namespace in {schema_name(node.target).partition("::")[0] for node in program.graph.nodes} & LIBRARIES.keys():
@@ -55,8 +55,9 @@ def normalize_quantization(program: Program) -> Program:
 
 def eager_source(program: Program, normalized: Program) -> Program:
     """Return the program that eager PyTorch runs in place of engines: the captured program, or the normalized program
-    if the captured one runs only on its GPU, like ModelOpt's INT8. Nodes whose results nothing reads are dropped: one
-    that reads a number from a tensor would wait for the GPU, which is impossible in a CUDA graph."""
+    if the captured one calls ModelOpt's operators (``tensorrt::``), which run only on its GPU. Nodes whose results
+    nothing reads are dropped: one that reads a number from a tensor would wait for the GPU, which is impossible in a
+    CUDA graph."""
     if any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes):
         program = normalized
     if any(map(_is_unread_call, program.graph.nodes)):
@@ -166,8 +167,9 @@ class _Normalizer:
     def bind_form(
         self, form: Argument, values: Mapping[str, Argument], extra: tuple[Argument, ...] = (), count: int | None = None
     ) -> BoundForm:
-        """Return a form (`FORMS`) with its ``known`` and ``extra`` arguments bound, and the positional arguments to
-        call it with: the first ``count`` of ``values``, a call's arguments by name."""
+        """Return a function that computes a quantization operator by plain operators (``form``, with its arguments
+        ``known`` and ``extra`` bound), and the positional arguments to call it with: the first ``count`` of ``values``,
+        the operator's arguments by name."""
         tensors = {name: value for name, value in values.items() if isinstance(value, Node)}
         constant = {name for name, value in values.items() if not isinstance(value, Node) or self.constant[value]}
         constant |= {"scale"} if "scales" in constant else set()
@@ -190,7 +192,7 @@ class _Normalizer:
         return int(first) if bool((value == first).all()) and float(first).is_integer() else None
 
     def evaluate(self, node: Node) -> torch.Tensor:
-        """Compute the value of a constant node, such as a zero point that decides the rewritten graph."""
+        """Compute the value of a constant node, such as a zero point on which the rewritten graph depends."""
         if node.op == "placeholder":
             return self.program.constants[node.name].evaluate(self.program.parameters)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self.evaluate)

@@ -70,7 +70,7 @@ class GraphEdit:
         self.graph.erase_node(old)
 
     def erase_unread_nodes(self) -> None:
-        """Erase unread nodes, so that they do not count as users; the graph is functional."""
+        """Erase unread nodes, which would count as readers of their inputs; no node has side effects."""
         for node in reversed(list(self.graph.nodes)):
             if not node.users and node.op == "call_function":
                 self.graph.erase_node(node)
@@ -93,7 +93,7 @@ class GraphEdit:
 
 
 def replace_float8_casts_by_pairs(program: Program) -> Program:
-    """Return the program, whose graph is changed in place, with its casts to E4M3 as quantize/dequantize pairs."""
+    """Replace a program's casts to E4M3 and back by quantize/dequantize pairs, in place; return the program."""
     edit = GraphEdit(program)
     for node in list(program.graph.nodes):
         if is_cast_to(E4M3, node) and not edit.constant[node] and node.args[0].meta["val"].dtype in FLOATS:
@@ -130,8 +130,8 @@ def _is_clamped(x: Node, least: int, most: int) -> bool:
 
 
 def cast_int8_to_int32(edit: GraphEdit) -> None:
-    """Cast to int32 instead of int8 the results of clamps, if their final readers, after operators that only move
-    elements, all cast the values to other dtypes."""
+    """Cast clamped values to int32 instead of int8 if nothing reads them as int8: all readers, directly or after
+    operators that only move elements, cast them to other dtypes."""
     for node in list(edit.graph.nodes):
         varies = is_cast_to(torch.int8, node) and not edit.constant.get(node, True)
         if varies and _is_clamped(node.args[0], -128, 127) and all(map(_casts_to_other_than_int8, final_readers(node))):

@@ -51,12 +51,12 @@ class Scheme:
         return next((name for name in ("int4", "int8") if TYPES[name].low <= low and high <= TYPES[name].high), None)
 
     def uses_full_int8(self, zero: int | None) -> bool:
-        """Return whether the quantized values minus a zero point fill the range of INT8, as TensorRT's do."""
+        """Return whether the quantized values minus a zero point range from -128 to 127, as INT8 does in TensorRT."""
         return zero is not None and (self.low - zero, self.high - zero) == (-128, 127)
 
 
 def normalize_block(shape: Sequence[Argument], block: Sequence[Argument]) -> tuple[int, ...]:
-    """Return a block shape as the operators expect it: -1 for a dim along which all elements share a scale."""
+    """Return ``block`` with -1 for each dim along which all elements of a tensor of this shape share a scale."""
     return tuple(
         b if isinstance(b, int) and not (isinstance(s, int) and b >= s) else -1
         for s, b in zip(shape, block, strict=True)
@@ -69,14 +69,14 @@ def block_per_channel(rank: int, axis: int) -> tuple[int, ...]:
 
 
 def reshape_per_block(block_values: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
-    """Reshape scales or zero points to the rank of the tensor that they belong to, one element per block."""
+    """Reshape scales or zero points to one element per block of a tensor of this shape; a single one becomes 0-d."""
     if block_values.numel() == 1:
         return block_values.reshape(())
     return block_values.reshape([1 if b == -1 else -(-s // b) for s, b in zip(shape, block, strict=True)])
 
 
 def expand_per_element(block_values: Tensor, shape: Sequence[Argument], block: Sequence[int]) -> Tensor:
-    """Expand scales or zero points, one per block, to a shape that broadcasts to the tensor of this shape."""
+    """Expand scales or zero points, one per block, so that they broadcast to a tensor of the shape ``shape``."""
     block_values = reshape_per_block(block_values, shape, block)
     for dim, each in enumerate(block):
         if block_values.dim() and each > 1:
@@ -85,7 +85,7 @@ def expand_per_element(block_values: Tensor, shape: Sequence[Argument], block: S
 
 
 def fake_quantize(known: Facts, x: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
-    """Return ``x`` quantized and dequantized again (fake quantization), in the dtype of ``x``."""
+    """Return ``x`` quantized and dequantized, in its dtype. ``known``: the constant arguments, and the zero point."""
     if known.has_constant("input"):
         return dequantize_weight(known, quantize_values(x, scale, zero, scheme), scale, zero, scheme, x.dtype)
     if known.has_constant("scale") and scale.numel() == 1 and scheme.uses_full_int8(known.zero):
@@ -114,8 +114,8 @@ def dequantize_values(q: Tensor, scale: Tensor, zero: Tensor | None, scheme: Sch
 def dequantize_weight(
     known: Facts, q: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme, dtype: torch.dtype
 ) -> Tensor:
-    """Dequantize constant values, which stay quantized in the program. A zero point that all elements share, or of a
-    low-bit type, is subtracted before dequantizing; other zero points are subtracted afterwards."""
+    """Dequantize constants ``q`` by an operator that is not folded, so that they stay quantized. A zero point that all
+    elements share, or of a low-bit type, is subtracted before dequantizing; others are subtracted afterwards."""
     each, block = reshape_per_block(scale, q.shape, scheme.block), list(scheme.block)
     less = 0 if known.zero is None else known.zero
     type = None if known.zero is None else scheme.type_without_zero_point(less)
@@ -133,19 +133,19 @@ def dequantize_weight(
 
 
 def dequantize_unfolded(codes: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Dequantize by an operator that constant folding leaves alone, so that weights stay quantized."""
+    """Dequantize ``codes``, quantized values, by an operator that is not folded, so that weights stay quantized."""
     made: Tensor = operators.dequantize(codes, scale, type, list(block), dtype)
     return made
 
 
 def apply_qdq_layers(x: Tensor, scale: Tensor, type: str) -> Tensor:
-    """Return ``x`` quantized and dequantized by TensorRT's layers, with a single scale for all elements."""
+    """Return ``x`` quantized and dequantized by TensorRT's Q/DQ layers, with a single scale for all elements."""
     made: Tensor = operators.fake_quantize(x, scale.reshape(()), type, [-1] * x.dim())
     return made
 
 
 def fake_quantize_float8(known: Facts, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
-    """Quantize ``x`` to E4M3 with a scale, and dequantize it."""
+    """Quantize ``x`` to E4M3 with a scale per block, and dequantize it. ``known``: which arguments are constant."""
     each = reshape_per_block(scale, x.shape, block)
     if known.has_constant("input"):
         codes = operators.quantize(x, each, "fp8", list(block), True)

@@ -237,7 +237,7 @@ def scaled_matmul(
 
 
 def _matmul_operand(is_constant: bool, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
-    """Return an operand of a matmul in float32. A constant is dequantized with a scale, so that it stays quantized."""
+    """Return a matmul operand in float32: ``x`` cast or, if constant, dequantized by an operator that is not folded."""
     if not is_constant:
         return x.float()
     return dequantize_unfolded(x, reshape_per_block(scale.float(), x.shape, block), "fp8", block, torch.float32)
@@ -271,7 +271,7 @@ PAIR: Final = object()
 
 
 def _block_shape_of_scale(scale: Tensor, x: Tensor) -> tuple[int, ...]:
-    """Return the block shape that a scale's shape implies: it broadcasts to ``x``, or has an element per block."""
+    """Return the block shape that ``scale`` implies: ``scale`` broadcasts to ``x``, or has an element per block."""
     if scale.numel() == 1:
         return (-1,) * x.dim()
     sizes = [1] * (x.dim() - scale.dim()) + list(scale.shape)

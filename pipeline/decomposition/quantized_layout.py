@@ -31,7 +31,7 @@ BLOCK_LENGTHS: Final = (128, 64, 32, 16)
 
 
 def lay_out_quantized(program: Program) -> Program:
-    """Change a program's graph in place so that TensorRT fuses its quantized weights; return the program."""
+    """Change a graph in place so that TensorRT fuses the dequantization of weights into kernels; return the program."""
     if any(node.target is DEQUANTIZE or is_cast_to(torch.int8, node) for node in program.graph.nodes):
         _WeightLayout(program).lay_out()
     return program
@@ -39,7 +39,7 @@ def lay_out_quantized(program: Program) -> Program:
 
 class _WeightLayout(GraphEdit):
     def lay_out(self) -> None:
-        """Change the graph so that TensorRT fuses its quantized weights, as `lay_out_quantized` describes."""
+        """Change the graph so that TensorRT fuses the dequantization of weights into kernels (see the module)."""
         waiting = [node for node in self.graph.nodes if self.is_weight(node)]
         while waiting:
             node = waiting.pop()
@@ -82,7 +82,7 @@ class _WeightLayout(GraphEdit):
         return product if bias is None else self.insert(linear, aten.add.Tensor, (product, bias))
 
     def transpose_weight(self, weight: Node, transposition: Node) -> Node:
-        """Return the weight with quantized values transposed as ``transposition`` transposes the floats."""
+        """Return the transposed weight: its quantized values and scales are transposed, not the dequantized floats."""
         codes, scale, type, block, dtype = weight.args
         order = _permutation_of(transposition, len(block))
         moved = self.insert(transposition, aten.permute.default, (codes, order))
@@ -91,7 +91,7 @@ class _WeightLayout(GraphEdit):
         return self.insert_dequantized_weight(transposition, moved, scale, type, [block[d] for d in order], dtype)
 
     def reshape_weight(self, weight: Node, reshape: Node) -> Node | None:
-        """Return the weight, reshaped, if it has one scale, or scales per row and rows stay whole; else None."""
+        """Return the reshaped weight if it has one scale, or if the reshape splits no part of a row with one scale."""
         codes, scale, type, block, dtype = weight.args
         shape, old = list(reshape.meta["val"].shape), weight.meta["val"].shape
         if any(not isinstance(size, int) for size in (*shape, *old)):
@@ -109,7 +109,7 @@ class _WeightLayout(GraphEdit):
         )
 
     def scale_weight(self, weight: Node, multiplication: Node) -> Node | None:
-        """Return the weight with the factor of ``multiplication`` as its scale, if its scale is 1; else None."""
+        """Return the weight with the factor of ``multiplication`` as its scale, if its own scale is 1; else None."""
         codes, scale, type, _, dtype = weight.args
         factor, shape = multiplication.args[1], weight.meta["val"].shape
         if not (_is_constant_one(scale) and isinstance(factor, torch.fx.Node) and self.constant[factor]):
@@ -121,7 +121,7 @@ class _WeightLayout(GraphEdit):
         return self.insert_dequantized_weight(multiplication, codes, factor, type, block, dtype)
 
     def absorb_column_scales(self, weight: Node, matmul: Node) -> None:
-        """Move scales of a matmul's columns into the matmul's weight, so that TensorRT fuses them."""
+        """Make the factors by which a matmul's result is multiplied per column the scales of the matmul's weight."""
         codes, scale, type, _, dtype = weight.args
         user = next(iter(matmul.users)) if len(matmul.users) == 1 else None
         if user is None or user.target is not aten.mul.Tensor or not _is_constant_one(scale) or len(weight.users) != 1:
@@ -156,7 +156,7 @@ class _WeightLayout(GraphEdit):
             self.replace(weight, self.insert_dequantized_weight(weight, codes, scale, type, block, dtype))
 
     def split_into_blocks(self, node: Node, scale: Node, block: list[int]) -> Scales | None:
-        """Return scales for blocks along a matrix's first dim, as INT4 needs in TensorRT; None if impossible."""
+        """Return a matrix's scales for blocks along its first dim, as TensorRT's INT4 needs; None if impossible."""
         shape = node.meta["val"].shape
         if len(shape) != 2 or block[0] > 1:
             return (scale, block) if len(shape) == 2 and shape[0] % block[0] == 0 else None
@@ -192,7 +192,7 @@ class _WeightLayout(GraphEdit):
         return self.insert(weight, aten.expand.default, (one, [channels, *[1] * len(rest)])), [1, *[-1] * len(rest)]
 
     def repeat_scales(self, node: Node, scale: Argument, dim: int, times: int, size: int) -> Node:
-        """Repeat each scale ``times`` times along a dim, and cut the result to ``size``."""
+        """Repeat each scale ``times`` times along a dim, and cut the result to ``size``, by nodes before ``node``."""
         made = self.insert(node, aten.repeat_interleave.self_int, (scale, times, dim))
         return self.insert(node, aten.slice.Tensor, (made, dim, 0, size))
 

@@ -36,7 +36,7 @@ PAIR_OPERATORS = (operators.fake_quantize.default, operators.fake_quantize_block
 
 
 def merge_matmuls(edit: GraphEdit) -> None:
-    """Rewrite the matmuls of a graph by quantized weights, and merge those that read the same rows."""
+    """Rewrite the matmuls with quantized weights in a graph, and merge those that multiply the same rows."""
     for node in list(edit.graph.nodes):
         if node.target is aten.mm.default and edit.is_weight(node.args[1]):
             _multiply_in_original_shape(edit, node)
@@ -50,7 +50,7 @@ def merge_matmuls(edit: GraphEdit) -> None:
 
 
 def _multiply_in_original_shape(edit: GraphEdit, matmul: Node) -> None:
-    """Multiply a tensor in its original shape if it was flattened to rows for the matmul and unflattened afterwards."""
+    """If a matmul's input is flattened to rows and its result unflattened, multiply the input before flattening."""
     rows, user = matmul.args[0], next(iter(matmul.users), None)
     if op_kind(rows.target) is not Kind.RESHAPES or user is None or op_kind(user.target) is not Kind.RESHAPES:
         return
@@ -65,7 +65,7 @@ def _multiply_in_original_shape(edit: GraphEdit, matmul: Node) -> None:
 
 
 def _can_merge(edit: GraphEdit, matmul: Node) -> bool:
-    """Return whether a matmul may be merged: it alone reads its weight, scales are per column, ``x`` is unquantized."""
+    """Return whether a matmul can merge: it alone reads its weight, scales are per column, its input is unquantized."""
     x, weight = matmul.args
     if not (edit.is_weight(weight) and len(weight.users) == 1) or edit.constant[x] or x.target in PAIR_OPERATORS:
         return False
@@ -79,7 +79,7 @@ class _MatmulMerger:
         self.positions = {node: place for place, node in enumerate(edit.graph.nodes)}
 
     def merge(self) -> None:
-        """Replace the matmuls, which read one tensor, by one matmul by concatenated weights; slice its result."""
+        """Replace the matmuls, which multiply one tensor, by one matmul with concatenated weights; slice its result."""
         weights = [product.args[1] for product in self.matmuls]
         columns = [weight.meta["val"].shape[1] for weight in weights]
         sums = [self.sum_with_bias(product) for product in self.matmuls]
@@ -118,7 +118,7 @@ class _MatmulMerger:
 
     @property
     def needs_flattening(self) -> bool:
-        """Return whether the matmuls' tensor has more than two dims."""
+        """Return whether the tensor that the matmuls multiply has more than two dims."""
         return bool(self.first.args[0].meta["val"].dim() > 2)
 
     @property

@@ -23,7 +23,7 @@ MIN_SCALE: Final = 2.0**-23
 
 def per_tensor_qparams(known: Facts, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype) -> Results:
     """Compute PT2E's ``choose_qparams`` by plain operators. ``known``: the constant arguments. Schema: (Tensor input,
-    int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)"""
+    int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor scale, Tensor zero_point)"""
     least, most = _include_zero(input.amin(), input.amax())
     scale = ((most - least) / (high - low)).float().clamp(min=eps)
     zero = (low - (least / scale).round()).clamp(low, high)
@@ -34,14 +34,14 @@ def per_tensor_symmetric_qparams(
     known: Facts, input: Tensor, low: int, high: int, eps: float, dtype: torch.dtype
 ) -> Results:
     """Compute PT2E's ``choose_qparams_symmetric`` by plain operators. ``known``: the constant arguments. Schema:
-    (Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor, Tensor)"""
+    (Tensor input, int quant_min, int quant_max, float eps, ScalarType dtype) -> (Tensor scale, Tensor zero_point)"""
     scale = (input.abs().amax() / ((high - low) / 2)).float().clamp(min=eps).reshape(1)
     return scale, torch.full_like(scale, 128 if dtype == torch.uint8 else 0)
 
 
 def per_token_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Results:
     """Compute PT2E's ``choose_qparams_per_token`` by plain operators. ``known``: the constant arguments. Schema:
-    (Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
+    (Tensor input, ScalarType dtype) -> (Tensor scale, Tensor zero_point)"""
     most = input.abs().amax(-1, keepdim=True)
     scale = (most.float() if most.dtype == torch.float16 else most).clamp(min=1e-5) / 127
     return scale, torch.zeros_like(scale)
@@ -49,7 +49,7 @@ def per_token_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Result
 
 def per_token_asymmetric_qparams(known: Facts, input: Tensor, dtype: torch.dtype) -> Results:
     """Compute PT2E's ``choose_qparams_per_token_asymmetric`` by plain operators. ``known``: the constant arguments.
-    Schema: (Tensor input, ScalarType dtype) -> (Tensor, Tensor)"""
+    Schema: (Tensor input, ScalarType dtype) -> (Tensor scale, Tensor zero_point)"""
     least, most = _include_zero(input.amin(-1, keepdim=True), input.amax(-1, keepdim=True))
     scale = ((most - least) / 255).clamp(min=MIN_SCALE)
     down, up = least / scale, most / scale
@@ -74,7 +74,8 @@ SCALE_FORMS: Final[MappingProxyType[str, Function]] = MappingProxyType(
 
 
 def form_without_mask(form: Function) -> Function:
-    """Wrap the form of a fake quantizer for an operator that also returns a mask: the wrapper returns None for it."""
+    """Return a function that returns ``(form(...), None)``, for a fake quantizer whose second result is an unread
+    mask."""
 
     def wrapped(known: Facts, *args: Argument) -> Argument:
         return form(known, *args), None
@@ -84,8 +85,8 @@ def form_without_mask(form: Function) -> Function:
 
 
 def quantize_if_enabled(form: Function) -> Function:
-    """Wrap the form of a fake quantizer for an operator with an on/off switch (``fake_quant_enabled``) and a mask as
-    second result: the wrapper returns the input unquantized if the switch is 0, and None as mask."""
+    """Return a function for fake quantizers with an on/off switch (``fake_quant_enabled``) and a mask, which is unread,
+    as second result: it returns ``(form(...), None)``, or the unquantized input and None if the switch is 0."""
 
     def wrapped(
         known: Facts, input: Tensor, scale: Tensor, zero: Tensor, on: Argument, low: int, high: int
@@ -99,8 +100,9 @@ def quantize_if_enabled(form: Function) -> Function:
 
 
 def can_use_form(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
-    """Return whether ``node`` can be expressed by its form in plain operators. A node with several results can only if
-    nothing reads its mask, and if its scales and zero points, in float32, are read only by operators in ``forms``."""
+    """Return whether ``node`` can be replaced by its function in ``forms``, which calls plain operators. A node with
+    several results can only if nothing reads its mask, and only operators in ``forms`` read its scales and zero
+    points."""
     if not isinstance(node.meta.get("val"), tuple | list):
         return True
     parts = list(node.users)

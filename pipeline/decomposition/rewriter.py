@@ -143,8 +143,8 @@ class Rewriter:
         return inlined[0]
 
     def inline_preferred(self, call: Call) -> tuple[Argument] | None:
-        """Emit a call by a decomposition which makes calls of a user's operator, or else by its registered
-        decomposition, and return the results; return None if there is neither."""
+        """Emit a call by a decomposition that leads to calls of a user's operator, or else by the registered one.
+        Return a tuple with one element, the call's result; None if there is no such decomposition."""
         way = self.user_calls.find_decomposition(call, self.constant) if self.claims.claimed_targets else None
         own = self.choices.registered_for(call.target)
         if way is not None and way is not own:
@@ -180,8 +180,8 @@ class Rewriter:
         return inlined and (self.complex.join_results(inlined[0], where),)
 
     def inline(self, function: Function, call: Call) -> tuple[Argument] | None:
-        """Emit a decomposition into the new graph and return its outputs; None if it does not apply or would recurse:
-        a decomposition of this package may call a composite that leads back to it."""
+        """Emit a decomposition of a call into the new graph. Return a tuple with one element, the call's result; None
+        if the decomposition does not apply, or is being emitted already (it leads back to itself)."""
         template = self.templates.find(function, call.target, call.args, call.kwargs, call.value)
         if template is None or template.key in self.open_templates:
             return None

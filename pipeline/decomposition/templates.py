@@ -44,7 +44,7 @@ class Call:
 
 @frozen(eq=False)
 class Template:
-    """The traced graph of a decomposition for calls of one signature, ``key``: a placeholder for each argument node."""
+    """The traced graph of a decomposition, with a placeholder for each argument node; ``key``: the calls' signature."""
 
     key: str
     graph: torch.fx.Graph
@@ -77,7 +77,8 @@ def argument_nodes(args: object, kwargs: object) -> list[torch.fx.Node]:
 def _trace_decomposition(
     function: Callable[..., object], flat_args: list[Any], spec: Spec, target: object, mode: FakeTensorMode
 ) -> torch.fx.GraphModule | None:
-    """Trace a decomposition for arguments ``flat_args``, whose nodes become placeholders; None if it does not apply."""
+    """Trace a decomposition for a call's arguments, flattened (``flat_args``) from the pytree ``spec``; their nodes
+    become placeholders. Return None if the decomposition does not apply."""
     fakes: list[Argument] = []
     for value in (v.meta["val"] for v in flat_args if isinstance(v, torch.fx.Node)):
         # tracing identifies tensors by identity, and nodes from one template share theirs

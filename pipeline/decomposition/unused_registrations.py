@@ -39,8 +39,8 @@ def unused_registrations(
     """Return records of the user's converters, decompositions and entries of ``torch_executed_ops`` that were not used,
     with reasons; converters and decompositions only if the model calls their operators.
 
-    ``verdicts``: for each call, by name, the converter that is used. ``refusals``: for user's converters that refused
-    calls, since decomposed, the reasons. If everything was used, nothing is traced.
+    ``verdicts``: for each call, by name, the converter that is used. ``refusals``: for each user's converter that
+    refused a call, which was decomposed instead, the reason. If everything was used, nothing is traced.
     """
     taken = [(verdict.target, verdict.choice) for verdict in verdicts.values() if verdict.choice is not None]
     used = {(target, choice.support, choice.priority) for target, choice in taken}

@@ -145,7 +145,7 @@ def _stack_broadcast(tensors: list[Tensor], rank: int) -> Tensor:
 
 
 def reduced_sine_and_cosine(turns: Parts) -> Parts:
-    """Return an angle's sine and cosine relative to the nearest quarter turn, and that quarter, from -2 to 2."""
+    """Return sine and cosine of an angle minus its nearest quarter turn, and that quarter's number, from -2 to 2."""
     coarse = turns[0] - turns[0].round()
     quarters = (coarse * 4).round()
     coarse = coarse - quarters * 0.25

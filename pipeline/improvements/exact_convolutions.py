@@ -201,7 +201,7 @@ def _append_bias_column(create: CallBuilder, matrix: Node, bias: Argument) -> No
 def _replace_by_float32_convolution(create: CallBuilder) -> None:
     """Replace a float16 convolution by a float32 convolution between casts.
 
-    The maximum of the flat result with itself keeps later layers out of the kernel (quirk ``rounded-convolutions``).
+    A maximum of the flattened result with itself keeps later layers out of the kernel (quirk ``rounded-convolutions``).
     """
     x, weight, bias, *options = create.node.args
     wide = [each if each is None else create.cast(each, torch.float32) for each in (x, weight, bias)]  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ BATCH = 4
 def fold_batch_norm(rewriting: Rewriting) -> None:
     """Fold the scale and shift of a batch norm into the weight and bias of the convolution before it.
 
-    A recipe computes the new weights in float32 and rounds once. The pass applies only in float16, for batch sizes from
+    The new weights are computed in float32 and rounded once. The pass applies only in float16, for batch sizes from
     ``BATCH`` on, and if nothing else reads the convolution's result: TensorRT then adds a residual in the convolution's
     kernel. For other dtypes TensorRT folds batch norms itself; small batches would become slower (see ``BATCH``).
     """
@@ -49,7 +49,7 @@ def _fold_readers_of_convolution(rewriting: Rewriting, convolution: Node) -> Non
 
 
 def _constant_operand_per_channel(rewriting: Rewriting, reader: Node, value: Node, convolution: Node) -> Node | None:
-    """Return the other operand of a node that adds or multiplies, if it is a constant with one element per channel."""
+    """Return the constant, one element per channel, that ``reader`` adds to or multiplies by ``value``; else None."""
     if reader.target not in (aten.mul.Tensor, aten.add.Tensor) or reader.kwargs or dtype_of(reader) != dtype_of(value):
         return None
     a, b = reader.args[:2]
@@ -62,7 +62,7 @@ def _constant_operand_per_channel(rewriting: Rewriting, reader: Node, value: Nod
 
 
 def _fold_into_weights(rewriting: Rewriting, convolution: Node, last: Node, factor: Node, term: Node | None) -> None:
-    """Replace ``(conv(x, w) + b) * factor + term`` by ``conv(x, w * factor) + b * factor + term``."""
+    """Replace ``last``, ``(conv(x, w) + b) * factor + term``, by ``conv(x, w * factor) + b * factor + term``."""
     x, weight, bias, *options = convolution.args
     create = rewriting.before(last)
 

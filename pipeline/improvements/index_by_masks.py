@@ -26,7 +26,7 @@ def index_by_masks(rewriting: Rewriting) -> None:
 
 
 def _mask_of_coordinates(x: Argument, indices: object) -> Node | None:
-    """Return the mask whose coordinates, one tensor for each of its dims, are the indices of ``x``; else None."""
+    """Return ``mask`` if the indices of ``x`` are all the results of ``torch.where(mask)``, in order; else None."""
     if not isinstance(indices, list | tuple) or not indices:
         return None
     if not all(isinstance(each, Node) and is_item(each) for each in indices):

@@ -90,8 +90,8 @@ def masked_rows(rewriting: Rewriting) -> None:
 
 def _has_one_query(rewriting: Rewriting, attention: Node) -> bool:
     """Return whether an attention has a single query in some profile; its result is then smaller than its values.
-    TensorRT-RTX 1.4 crashes in the build for one query and batch size 1, if one boolean tensor selects in mask and
-    values."""
+    TensorRT-RTX 1.4 crashes in the build for one query and batch size 1, if one boolean tensor selects elements of both
+    the mask and the values."""
     shapes = rewriting.program.shapes
     length = shape_of(attention.meta["val"])[-2]
     ranges = [bounds(length, {**shapes, **profile}) for profile in (*rewriting.program.profiles, {})]
@@ -113,7 +113,7 @@ def _mask_shared_by_queries(rewriting: Rewriting, mask: object) -> Node | None:
 
 
 def _zero_masked_values(rewriting: Rewriting, attention: Node, opened_mask: OpenedMask) -> None:
-    """Set an attention's value tensor to 0 in the rows of the batch whose keys are all masked."""
+    """Set the values that an attention reads to 0 in the batches whose keys are all masked."""
     create, value = rewriting.before(attention), attention.args[2]
     zero = create(aten.full.default, [], 0.0, dtype=dtype_of(attention))
     values = create(aten.where.self, opened_mask.alive, value, zero)

@@ -89,8 +89,8 @@ class _ChainPair:
         return None
 
     def _result_row_dim(self, node: Node, row_dims: Mapping[Node, int]) -> int | None:
-        """Return the dim of a node's result along which each row depends only on the same row of the inputs, whose rows
-        are along ``row_dims``; None if rows mix."""
+        """Return the dim of a node's result along which row i depends only on row i of the inputs, whose row dims are
+        ``row_dims``; None if rows mix."""
         if not isinstance(node.meta.get("val"), torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
             return None
         if node.target is aten.cat.default:

@@ -40,7 +40,7 @@ ArgumentDims: TypeAlias = Mapping[int, int]
 
 
 def argument_row_dims(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return the dim of each argument whose rows correspond to the rows along ``result_dim``; None if rows mix."""
+    """Return, by argument index, the dim whose row i alone determines row i along ``result_dim``; None if rows mix."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
         return None
@@ -51,7 +51,7 @@ def argument_row_dims(node: Node, result_dim: int) -> ArgumentDims | None:
 
 
 def _row_dims_of_elementwise(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return row dims of an elementwise operator's arguments; an argument of one row is the same for all rows."""
+    """Return the `argument_row_dims` of an elementwise operator, without arguments that have one row for all rows."""
     found = {}
     size = shape_of(node.meta["val"])[result_dim]
     for i, value in enumerate(node.args):
@@ -69,26 +69,25 @@ def _row_dims_of_elementwise(node: Node, result_dim: int) -> ArgumentDims | None
 
 
 def _row_dims_of_linear_or_norm(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return the row dim of an operator (linear layer, norm) that computes leading dims independently."""
+    """Return the `argument_row_dims` of a linear layer or norm; None for a dim that it sums or normalizes over."""
     last = len(argument(node, "normalized_shape")) if node.target in NORMS else 1
     return {0: result_dim} if result_dim < rank_of(node) - last else None
 
 
 def _row_dims_of_matmul(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return the row dim of a matmul that multiplies every row by the same matrix; None for batches of matrices."""
+    """Return the `argument_row_dims` of a matmul: {0: result_dim} if one matrix multiplies all rows; else None."""
     x, y = node.args
     plain = isinstance(x, Node) and isinstance(y, Node) and rank_of(y) == 2
     return {0: result_dim} if plain and result_dim < rank_of(node) - 1 else None
 
 
 def _row_dims_of_slice(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return the row dim of a slice's input: ``result_dim``, if the slice is along another dim or keeps the whole dim;
-    else None."""
+    """Return the `argument_row_dims` of a slice: {0: result_dim} if it keeps all rows along this dim; else None."""
     return {0: result_dim} if argument(node, "dim") % rank_of(node) != result_dim or is_copy(node) else None
 
 
 def _row_dims_of_reshape(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return the row dim of a reshape's input: the dim of equal size that equally many elements precede."""
+    """Return the `argument_row_dims` of a reshape: the dim of equal size, with as many elements in the dims before."""
     before, after = shape_of(source_of(node).meta["val"]), shape_of(node.meta["val"])
     if node.target is aten.unflatten.int:
         first = argument(node, "dim") % len(before)
@@ -159,7 +158,7 @@ def _match_selection(node: Node) -> Selection | None:
 
 
 def _nodes_read_in_selected_rows(chosen: Selection) -> dict[Node, int]:
-    """Return the nodes of whose results only the selected rows are read, each with the dim of these rows."""
+    """Return the nodes of which only the selected rows are read, each with the dim along which they are selected."""
     found: dict[Node, int] = {}
     waiting = {chosen.source}
     while waiting:
@@ -189,7 +188,7 @@ def _dim_of_selected_rows(node: Node, chosen: Selection, row_dim_of: Mapping[Nod
 
 
 def _compute_selected_rows(rewriting: Rewriting, chosen: Selection, row_dim_of: Mapping[Node, int]) -> None:
-    """Compute only the selected rows in a region of nodes. Change nothing if a converter is missing."""
+    """Compute only the selected rows of the nodes in ``row_dim_of``. Change nothing if a converter is missing."""
     made: dict[tuple[Argument, int], Node] = {}
 
     def rows_of(value: Argument, dim: int, reader: Node) -> Node:

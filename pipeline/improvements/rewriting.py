@@ -75,7 +75,7 @@ class Rewriting:
             self.erase_unread()
 
     def _names_of_read_user_calls(self) -> list[str]:
-        """Return the names of the calls hidden for a user's converter whose results are read."""
+        """Return the names of the calls that are hidden for a user's converter, and whose results are read."""
         return [node.name for node in self.graph.nodes if isinstance(node.target, partial) and node.users]
 
     def nodes(self, *targets: object) -> Iterator[Node]:
@@ -186,7 +186,8 @@ class Rewriting:
 
 
 class CallBuilder(list[Node]):
-    """Creates calls before a node, with its module and source line as metadata, and collects them to replace it."""
+    """Creates calls before a node, with the node's module and source line, and lists them until they replace the
+    node."""
 
     def __init__(self, rewriting: Rewriting, node: Node) -> None:
         super().__init__()
@@ -337,7 +338,7 @@ def is_permutation(node: Node) -> bool:
 
 
 def permuted_dims(node: Node) -> list[int]:
-    """Return the input dims of a transposing node in the order of its result, found by transposing a meta tensor."""
+    """Return, for each dim of a transposing node's result, the dim of its input that it comes from."""
     sizes = range(2, rank_of(node) + 2)
     turned = node.target(torch.empty(tuple(sizes), device="meta"), *node.args[1:], **node.kwargs)  # type: ignore[operator]
     return [sizes.index(size) for size in turned.shape]

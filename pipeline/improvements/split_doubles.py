@@ -129,7 +129,7 @@ class _Float64Values:
         return (Format.CONSTANT, *doubles.GIVEN) if constant else tuple(self.recipes.get(value, ()))
 
     def _recipes(self, node: Node) -> Iterator[tuple[Format, Recipe]]:
-        """Yield ways to compute a node in a format from formats of its arguments; some may not be available."""
+        """Yield (format, recipe) for a node; a recipe needs arguments in certain formats, which may be unavailable."""
         x, y = (*node.args, None, None)[:2]
         if node.target is aten.mul.Tensor:
             yield Format.TERMS, ([(x, Format.PARTS), (y, Format.PARTS)], self._traced(doubles.multiply))
@@ -165,12 +165,12 @@ class _Float64Values:
         return self.created[key]
 
     def _traced(self, function: Build) -> Build:
-        """Return a function that adds the calls of ``function``, traced for tensors in a format, before a node."""
+        """Return a function of (node, *parts) that traces ``function(*parts)``, and adds its calls before ``node``."""
         return lambda node, *parts: self.rewriting.before(node).add_traced(function, *parts)
 
     def _build_from_exact_tensor(self, convert: Build, dtype: torch.dtype) -> Build:
-        """Return a function that creates a float64 ``full`` or ``arange`` in a dtype that is exact for its values
-        instead, and converts the tensor to a format by ``convert``."""
+        """Return a function that repeats a float64 ``full`` or ``arange`` node in ``dtype``, which represents its
+        values exactly, and converts the new tensor to a format by ``convert``."""
 
         def build(node: Node) -> Argument:
             create = self.rewriting.before(node)

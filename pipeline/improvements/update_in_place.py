@@ -117,7 +117,8 @@ def _is_slice_that_was_written(view: Node, write: Node) -> bool:
 
 
 def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, out_index: int) -> tuple[Node, PositionCheck] | None:
-    """Replace the write of output ``out_index`` by an in-place update; return its cache and the condition to check."""
+    """Replace the write of output ``out_index`` by an in-place update. Return the placeholder of the updated cache and
+    the condition to check at run time; None if the write stays."""
     can = CAPABILITIES.kv_cache_update and buffer.placeholder.meta["val"].dtype in DTYPES
     write = match_write(rewriting, buffer.written) if can else None
     if write is None:

@@ -57,7 +57,7 @@ def _start_of_counting_rows(rewriting: Rewriting, node: Any) -> Steps[Start | No
 
 
 def _start_of_counting_constant(rewriting: Rewriting, node: Node) -> Start | None:
-    """Return the first element of a constant whose rows each count up by 1 from it; None for other nodes."""
+    """Return the element with which all rows of a constant begin, if they count up by 1; None for other nodes."""
     value = rewriting.known_value(node)
     if value is None or value.dtype not in INTS or not value.numel():
         return None
@@ -67,7 +67,7 @@ def _start_of_counting_constant(rewriting: Rewriting, node: Node) -> Start | Non
 
 
 def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
-    """Return the first element of the sum of a tensor that counts up by 1 and an offset; None for other sums."""
+    """Return ``offset`` if a node is ``arange + offset``, where ``arange`` counts up by 1 from 0; else None."""
     if argument(node, "alpha") != 1 or dtype_of(node) not in INTS:
         return None
     for counting, other in both_orders(node):
@@ -241,7 +241,7 @@ def _selects_every_batch(rewriting: Rewriting, index: Node, batch_size: Expr) ->
 
 
 def _nonnegative_start(rewriting: Rewriting, start: Start, index: Node, dim: int, write: Node) -> Node:
-    """Return start positions; negative ones of a single row are converted to count from the beginning."""
+    """Return start positions; if they are the ``index`` itself, the size of ``dim`` is added to negative positions."""
     starts = _start_as_vector(rewriting, start, write)
     if start is not index:
         return starts

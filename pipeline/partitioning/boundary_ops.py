@@ -28,8 +28,8 @@ def bytes_saved_by_operator_in_torch(
     each with the number of bytes saved by the group that moves with it.
 
     An engine with at least ``min_size`` operators keeps at least ``min_size``, or loses all. ``in_torch`` and
-    ``levels``: for each unit, whether it runs in PyTorch, and its segment's number in the order of execution.
-    ``moved_before``: the operators that earlier calls of this function moved to PyTorch.
+    ``levels``: for each unit (operators that share a segment), whether it runs in PyTorch, and its segment's number in
+    the order of execution. ``moved_before``: the operators that earlier calls of this function moved to PyTorch.
     """
     sides = OperatorSides(flow, [in_torch[unit] for unit in units.unit_of], frozenset(moved_before))
     room = operators_per_engine(units, in_torch, levels)

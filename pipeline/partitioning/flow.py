@@ -95,7 +95,7 @@ def build_flow(program: Program, excluded: frozenset[Node]) -> Flow:
 def _build_values(
     program: Program, index: Mapping[Node, int], readers: Mapping[Node, Mapping[int, None]]
 ) -> tuple[Value, ...]:
-    """Return a `Value` for each node in ``readers``, with the operators that read it. ``index``: their numbers."""
+    """Return a `Value` for each node in ``readers``, with the operators that read it. ``index``: operators' numbers."""
 
     @cache
     def opt(size: Expr) -> int:

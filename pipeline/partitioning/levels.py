@@ -16,8 +16,8 @@ from pipeline.partitioning.units import Units
 
 
 def unit_levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
-    """Return for each unit its level, the number of its segment in the order of execution (even: PyTorch; odd: an
-    engine): the first level at which the unit can run, or a later one if fewer bytes cross between segments."""
+    """Return for each unit (operators that share a segment) its level, the segment's number in the order of execution
+    (even: PyTorch; odd: engine): the first possible level, or a later one if fewer bytes cross between segments."""
     found = [0] * len(units.members)
     for unit in units.order:
         own = in_torch[unit]

@@ -94,7 +94,7 @@ def fused_patterns(flow: Flow, is_supported: Callable[[int], bool]) -> Iterator[
 
 
 def _epilogue_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) -> tuple[int, ...]:
-    """Return a convolution or matmul, and its epilogue: the norms and elementwise operators after it."""
+    """Return a convolution or matmul with the norms and elementwise operators after it that are free to join it."""
     found = [start]
     for step in _following_groups(flow, start, is_free):
         if not all(is_pointwise(flow.nodes[i]) or op_kind(flow.nodes[i].target) is Kind.SCALES for i in step):
@@ -104,7 +104,7 @@ def _epilogue_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) ->
 
 
 def _attention_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) -> tuple[int, ...]:
-    """Return the operators from a matmul through a softmax to a second matmul; empty if there is no such chain."""
+    """Return the free operators from a matmul through a softmax to a second matmul; empty if there is no such chain."""
     found, normalised = [start], False
     if op_kind(flow.nodes[start].target) is not Kind.MULTIPLIES:
         return ()
@@ -122,7 +122,8 @@ def _attention_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) -
 
 def _following_groups(flow: Flow, start: int, is_free: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
     """Yield groups of operators after ``start``, each the only reader of the previous result. A group is one operator,
-    or several elementwise operators as in ``x * sigmoid(x)``, the last of which reads the results of all others."""
+    or several elementwise operators as in ``x * sigmoid(x)``, the last of which reads the results of all others.
+    ``is_free``: whether an operator is supported and in no pattern yet."""
     at = start
     for _ in range(MAX_PATTERN):
         readers = sorted(flow.after[at])

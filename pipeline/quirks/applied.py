@@ -59,7 +59,7 @@ def without(*ids: str) -> Experiment:
     The stage `build` still warns of kernels that have such a bug.
 
     Raises:
-        ValueError: the table has no such row.
+        ValueError: an id is not in the table of kernel bugs.
     """
     return Experiment(_ignored, _check_ids(ids))
 
@@ -68,7 +68,7 @@ def assume(*ids: str) -> Experiment:
     """Compile as if the installed TensorRT had these bugs: ``with quirks.assume("padded-zeros"): …``.
 
     Raises:
-        ValueError: the table has no such row.
+        ValueError: an id is not in the table of kernel bugs.
     """
     return Experiment(_assumed, _check_ids(ids))
 

@@ -91,8 +91,8 @@ class RegisterValues:
         return f"{node.target} {given}"
 
     def _reduction_role(self, node: torch.fx.Node) -> Role | None:
-        """Return "reduced" for a reduction's result, "behind" for what is computed from result and elements; else
-        None."""
+        """Return "reduced" for a reduction's result, "behind" for a value computed from both such a result and
+        unreduced elements; else None."""
         if has_reduction(node):
             return "reduced" if op_kind(node.target) in (Kind.REDUCES, Kind.POOLS) else "behind"
         if not keeps_positions(node):

@@ -84,7 +84,7 @@ class ExpressionSizes:
         return within * few if (few := inlined_sum_length(node)) is not None else 1
 
     def _nodes_at_other_positions(self, operand: torch.fx.Node, node: torch.fx.Node) -> Views:
-        """Return the nodes whose elements at other positions an elementwise operator reads through an input."""
+        """Return the nodes that an elementwise ``node`` reads, through ``operand``, at positions other than its own."""
         is_place_for_place = operand in self._views and node_shape(operand) == node_shape(node)
         return self._views[operand] if is_place_for_place else frozenset((operand,))
 

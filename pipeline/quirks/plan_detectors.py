@@ -27,7 +27,7 @@ Found = TypeVar("Found")
 
 
 def plan_only_detector(detector: Callable[[Plan], Iterable[Found]]) -> Callable[[Plan, KernelOffsets], Iterable[Found]]:
-    """Return a `Detector`, which is called with the plan and the kernels' sources, from a function of the plan."""
+    """Return a `Detector`, called with a plan and the offsets of kernel sources, that passes on only the plan."""
     return lambda plan, _: detector(plan)
 
 
