@@ -76,7 +76,8 @@ def find_operator(name: str) -> torch._ops.OpOverload[..., Argument] | None:
 
 
 def safe_function(target: Target) -> Argument:
-    """Return the function to call for this target: the target, or a safe version (bounded integers, zeroed memory)."""
+    """Return a safe version of ``target`` if it needs one, else ``target``: safe versions limit the size of integers,
+    return zeros instead of uninitialized memory, and do not depend on the memory layout."""
     return RUNS.get(target, target)
 
 
@@ -125,7 +126,7 @@ def _getitem(results: Argument, index: Argument) -> Argument:
 
 
 def _zero_filling_operator(target: Target) -> Target:
-    """Wrap an operator that returns uninitialized memory so that it fills this memory with zeros."""
+    """Return a version of ``target``, which returns uninitialized memory, that fills this memory with zeros."""
     return wraps(target)(lambda *args, **kwargs: target(*args, **kwargs).zero_())
 
 

@@ -85,7 +85,7 @@ class DtypeViolation:
 
 
 def find_dtype_violations(node: torch.fx.Node) -> Iterator[DtypeViolation]:
-    """Yield a call's arguments of a dtype that eager refuses, always or because another argument has another dtype."""
+    """Yield the arguments whose dtype eager rejects, in any call or only because another argument's dtype differs."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")

@@ -146,7 +146,8 @@ class Builder:
 def make_interpreter(
     graph: torch.fx.Graph, attribute_at: Callable[[str], object], replace: ReplaceConstant = _identity
 ) -> Interpreter:
-    """Convert a graph to an interpreter. ``attribute_at`` returns the tensor or nested interpreter at a path."""
+    """Convert a graph to an interpreter. ``attribute_at`` returns the tensor or nested interpreter at the path of a
+    ``get_attr`` node; ``replace`` returns the replacement for a constant argument, such as a device."""
     made = Builder((node.name for node in graph.nodes if node.op == "placeholder"), replace)
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -176,7 +177,7 @@ def interpreter_of(
     module: torch.fx.GraphModule, tensor_of: Callable[[torch.Tensor], Argument], replace: ReplaceConstant
 ) -> Interpreter:
     """Convert the graph of a control-flow operator, and graphs nested in it, to an interpreter; ``tensor_of``
-    returns the replacement for a tensor."""
+    returns the replacement for a tensor, and ``replace`` that for another constant, such as a device."""
 
     def attribute(path: str) -> object:
         item = get_attribute(module, path)

@@ -75,7 +75,7 @@ _library = torch.library.Library("pipeline", "DEF")
 
 
 def _define_stand_in(target: Target, shapes: Function) -> object:
-    """Define and return an operator with the schema of ``target``, to replace it where torch would decompose it."""
+    """Define and return an operator like ``target`` that torch does not decompose; on meta tensors it is ``shapes``."""
     name = target._schema.name.removeprefix("aten::")
     _library.define(re.sub(r"^aten::\w+(\.\w+)?", name, str(target._schema)))
     _library.impl(name, shapes, "Meta")

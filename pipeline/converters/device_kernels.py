@@ -196,7 +196,8 @@ def _log_sum_exp(query: Tensor, key: Tensor, bias: Tensor | None, scale: float |
 
 
 def _window_mask(query: Tensor, key: Tensor, query_offset: Any, left: int | None, right: int | None) -> Tensor:
-    """Return a mask of the keys from ``left`` before a query's position to ``right`` after it; None means no limit."""
+    """Return a mask [queries, keys], True for keys from ``left`` before to ``right`` after a query (None: no limit).
+    Query i is at the position of key ``i + query_offset``."""
     at = torch.arange(query.shape[-2], device=query.device)[:, None] + query_offset
     of = torch.arange(key.shape[-2], device=query.device)[None, :]
     bounds = [] if right is None else [of <= at + right]
@@ -205,14 +206,14 @@ def _window_mask(query: Tensor, key: Tensor, query_offset: Any, left: int | None
 
 
 def _apply_window_to_bias(query: Tensor, bias: Tensor | None, window: Tensor | None) -> Tensor | None:
-    """Mask an attention bias outside of a window of keys (a bool mask); either may be None."""
+    """Set the bias to -inf (a bool mask to False) where ``window`` is False; if one of them is None, return the other."""
     if bias is None or window is None:
         return window if bias is None else bias
     return bias & window if bias.dtype == torch.bool else torch.where(window, bias, -math.inf).to(query.dtype)
 
 
 def _window_mask_to_last_key(query: Tensor, key: Tensor, left: int | None, right: int | None) -> Tensor:
-    """Return a mask of each query's window of keys, with the last query at the position of the last key."""
+    """Return the mask of `_window_mask`, with the last query at the position of the last key."""
     return _window_mask(query, key, key.shape[-2] - query.shape[-2], left, right)
 
 

@@ -168,7 +168,7 @@ def _median(self: Tensor, dim: int, keepdim: bool = False, *, ignore_nan: bool) 
 
 
 def _median_position(length: Argument, nans: Tensor, ignore_nan: bool) -> Tensor:
-    """Return the position of the median in a sorted sequence of ``length`` elements; 0 if the sequence is empty."""
+    """Return the median's position in ``length`` sorted elements, the last ``nans`` of which are NaN; 0 if empty."""
     others: Tensor = length - nans
     middle: Tensor = (others - 1) // 2 if ignore_nan else torch.where(nans > 0, others, (length - 1) // 2)
     return middle.clamp(min=0)

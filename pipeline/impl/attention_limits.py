@@ -35,7 +35,7 @@ class AttentionCase:
 
 @frozen
 class FusionCondition:
-    """A condition of the fused kernel: its description, and a predicate on a case."""
+    """A condition for a fused attention: its description, and a function that says whether an attention meets it."""
 
     needs: str
     holds: Callable[[AttentionCase], bool]

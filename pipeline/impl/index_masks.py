@@ -68,7 +68,7 @@ def _index_among_true(net: Net, mask: ITensor) -> ITensor:
 @block
 def select_by_mask(net: Net, x: ITensor, mask: Value, dim: int, count: Size) -> ITensor:
     """Return the ``count`` elements of ``x`` where a mask over the dims from ``dim`` on is true, as one dim in place of
-    the mask's. Their positions are found by a scatter of each true position to its number among these."""
+    the mask's. A scatter writes the position of the mask's i-th true element to index i."""
     mask = base.tensor(net, mask)
     sizes = base.known_sizes(net, mask)
     length = size_product(sizes)

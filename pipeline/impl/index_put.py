@@ -59,7 +59,7 @@ def broadcast_sizes(net: Net, tensors: Sequence[Value]) -> list[Size]:
 def _expand_values(
     net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], index_dims: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
-    """Expand values to [index dims, other dims]; eager keeps the dims of adjacent indices in their place instead."""
+    """Expand values to [index dims, other dims]; in ``values``, dims of adjacent indices are at ``axes[0]``."""
     place = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
     value = base.tensor(net, values, dtype)
     full = base.expand(net, value, [*others[:place], *index_dims, *others[place:]])

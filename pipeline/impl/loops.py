@@ -26,8 +26,8 @@ Step: TypeAlias = Callable[[Sequence[ITensor], State], tuple[ITensor, State]]
 def run_steps(
     net: Net, step: Step, inputs: Sequence[ITensor], state: State, *, reverse: bool = False, unroll: int = UNROLLED
 ) -> tuple[ITensor, State]:
-    """Run ``step`` for each element along the first dim of ``inputs``, backwards if ``reverse``; unroll the loop if the
-    number of steps is static and at most ``unroll``. Return the outputs, stacked [steps, ...] in the order of
+    """Call ``step(inputs[i], state) -> (output, state)`` along the first dim, backwards if ``reverse``; unroll the loop
+    if the number of steps is static and at most ``unroll``. Return the outputs, stacked [steps, ...] in the order of
     ``inputs``, and the last state."""
     steps = base.known_sizes(net, inputs[0])[0]
     if isinstance(steps, int) and steps <= unroll:

@@ -141,7 +141,7 @@ def _compare_with_positions(net: Net, index: ITensor, dim: int, size: Size) -> I
 
 
 def _divide_by_counts(net: Net, total: ITensor, count: ITensor, include_self: bool) -> ITensor:
-    """Divide sums by their numbers of values, rounded down for integers."""
+    """Divide each sum by its ``count``, plus 1 if ``include_self``; quotients of integers are rounded down."""
     dtype = base.dtype_of(total)
     number = _elementwise.binary(net, "SUM" if include_self else "MAX", count, 1)
     divisor = base.cast(net, number, dtype)

@@ -173,7 +173,7 @@ class ConversionContext:
         return next(found, None) if tensor.numel() > 1 else None
 
     def trt_weights(self, value: torch.Tensor) -> Any:
-        """Return ``trt.Weights`` of a constant, named by `constant_names` or content; only strided memory is copied."""
+        """Return ``trt.Weights`` of a constant, named by `constant_names` or content, without a copy if possible."""
         tensor = narrow_float64(value.detach().cpu().contiguous())
         constant = self.find_equal_constant(value)
         name = None if constant is None else self.constant_names[id(constant)]
