@@ -76,7 +76,7 @@ _TAKES: Final[Mapping[str, Callable[[torch.dtype], bool]]] = MappingProxyType(
 
 @frozen
 class DtypeViolation:
-    """A value whose dtype its operator does not accept, with the expected dtype in words and the reason."""
+    """An argument whose dtype the operator does not accept, with the expected dtype in words and the reason."""
 
     node: torch.fx.Node
     actual: torch.dtype

@@ -27,9 +27,9 @@ def _identity(value: Argument) -> Argument:
 
 @frozen(eq=False)
 class Step:
-    """One call of a function by an `Interpreter`, which keeps values in a list of numbered slots: the slots of the
-    positional arguments, the constant keyword arguments, the slots of the other keyword arguments, the slot for the
-    result, the slots to release afterwards, and the node's name ("" for a step that builds a container)."""
+    """One call of a function by an `Interpreter`, which keeps values in numbered slots. ``takes``: the slots of the
+    positional arguments; ``constants``, ``keywords``: constant keyword arguments, and the slots of the others;
+    ``drops``: the slots to release afterwards; ``node``: the node's name ("" if the call builds a container)."""
 
     call: Callable[..., Argument]
     takes: tuple[int, ...]

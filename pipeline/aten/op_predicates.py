@@ -32,7 +32,7 @@ def moves_elements(node: torch.fx.Node) -> bool:
 
 def is_cheap(node: torch.fx.Node, *, include_creation: bool = False) -> bool:
     """Return whether a node costs almost nothing: moves elements, is elementwise, or (``include_creation``) creates
-    some."""
+    a tensor, as ``full`` does."""
     return moves_elements(node) or is_pointwise(node) or (include_creation and op_kind(node.target) is Kind.FILLS)
 
 

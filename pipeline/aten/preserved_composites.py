@@ -91,5 +91,5 @@ _MEANT: Final = FrozenDict({stand_in: target for target, stand_in in STAND_INS.i
 
 
 def composite_of_stand_in(target: object) -> object:
-    """Return the composite operator that a stand-in stands for; any other target unchanged."""
+    """Return the composite operator that an operator in `STAND_INS` replaces; any other target unchanged."""
     return _MEANT.get(target, target)

@@ -206,7 +206,7 @@ def _window_mask(query: Tensor, key: Tensor, query_offset: Any, left: int | None
 
 
 def _apply_window_to_bias(query: Tensor, bias: Tensor | None, window: Tensor | None) -> Tensor | None:
-    """Set the bias to -inf (a bool mask to False) where ``window`` is False; if one of them is None, return the other."""
+    """Set the bias to -inf (a bool mask to False) where ``window`` is False; if one is None, return the other."""
     if bias is None or window is None:
         return window if bias is None else bias
     return bias & window if bias.dtype == torch.bool else torch.where(window, bias, -math.inf).to(query.dtype)

@@ -169,7 +169,7 @@ def check_pooled_dims(node: torch.fx.Node, settings: CompilationSettings) -> boo
 
 
 def _windows_per_dim(input_sizes: Sequence[Any], result_sizes: Sequence[Any]) -> list[Any]:
-    """Return the window positions for each dim; None for a dim that keeps its size."""
+    """Return, for each dim, the input positions of its windows, in a row each; None for a dim that keeps its size."""
     return [None if b == a else adaptive_positions(b, a) for b, a in zip(input_sizes, result_sizes, strict=True)]
 
 

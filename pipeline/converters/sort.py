@@ -93,12 +93,12 @@ def searchsorted(
 
 
 def _is_before(ascending: Tensor, searched: Tensor, right: bool) -> Tensor:
-    """Return whether each sorted element comes before the searched value; NaN comes after all numbers."""
+    """Return whether each element is below (``right``: or equals) the searched value; True if either is NaN."""
     return torch.logical_not(ascending > searched if right else ascending >= searched)
 
 
 def _binary_search(ascending: Tensor, searched: Tensor, right: bool) -> Tensor:
-    """Return where each searched value belongs in the sorted sequence, found by steps of decreasing powers of two."""
+    """Return each searched value's position in the sorted sequence, as searchsorted, in steps of powers of two."""
     length = ascending.shape[-1]
     place = torch.zeros_like(searched, dtype=torch.int64)
     for bit in reversed(range(length.bit_length())):

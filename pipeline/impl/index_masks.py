@@ -46,7 +46,7 @@ def masked_scatter(net: Net, x: ITensor, mask: Value, source: Value) -> ITensor:
 
 @block
 def place_where_true(net: Net, mask: ITensor, source: Value) -> ITensor:
-    """Return a tensor of the mask's shape with successive elements of ``source`` where the mask is true."""
+    """Return a tensor of the mask's shape: successive elements of ``source`` where it is true, any elsewhere."""
     sizes = base.known_sizes(net, mask)
     length = size_product(base.known_sizes(net, source))
     row = base.reshape(net, base.tensor(net, source), [length])

@@ -120,8 +120,8 @@ def scatter_reduce(
 
 
 def _pad_if_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[ITensor, ITensor]:
-    """Append an index that matches no position to indices that may be empty (and an element to ``source``): the kernel
-    of the first sum also writes the positions for other kernels, but only if its loop has elements (`empty-loops`)."""
+    """Append an index that matches no position (and an element to ``source``) if the indices may be empty: a kernel
+    that sums no elements would not write its other results, the positions, which other kernels read (`empty-loops`)."""
     size = base.known_sizes(net, index)[dim]
     if not is_avoided("empty-loops") or not isinstance(size, SymbolicInt) or not may_be_zero(net, size):
         return index, source

@@ -148,7 +148,7 @@ def _layers_reading(network: Network, tensor_name: str) -> list[Layer]:
 
 
 def _read_kernels(plan: Any) -> tuple[PlanKernel, ...] | None:
-    """Return the kernels of a plan's first program; None if the plan does not contain its program as text."""
+    """Return the kernels of the program ``main {`` … that a plan contains as text; None if there is no such text."""
     found = _PROGRAM.search(plan)
     if found is None:
         return None
