@@ -220,7 +220,7 @@ def _window_mask_to_last_key(query: Tensor, key: Tensor, left: int | None, right
 def _like_flash_kernel(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention like the flash kernel, whose causal mask aligns the last query with the last key."""
+    """Return attention and log-sum-exp like the flash kernel, whose causal mask aligns the last query and last key."""
     square = shape_of(query)[-2] == shape_of(key)[-2]
     window = _window_mask_to_last_key(query, key, None, 0) if causal and not square else None
     return _attention_and_logsumexp(query, key, value, window, causal and square, scale)
@@ -246,7 +246,7 @@ def _like_efficient_kernel(
     scale: float | None,
     compute_log_sumexp: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention like the memory-efficient kernel, whose log-sum-exp is padded to a multiple of 32 queries."""
+    """Return attention and log-sum-exp like the memory-efficient kernel, the latter for a multiple of 32 queries."""
     result, sums = _attention_and_logsumexp(query, key, value, bias, causal, scale)
     if not compute_log_sumexp:
         return result, sums[..., :0]

@@ -133,7 +133,7 @@ def _pad_if_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[
 
 
 def _compare_with_positions(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
-    """Compare each index with each position; the positions are a new dim before the dim of the indices."""
+    """Return a mask: whether each index equals each of ``size`` positions, which are a new dim before ``dim``."""
     rank = base.rank(index) + 1
     places = base.reshape(net, iota(net, [size], [1]), [size if i == dim else 1 for i in range(rank)])
     places = base.cast(net, places, base.dtype_of(index))

@@ -66,7 +66,8 @@ def _transpose(net: Net, x: ITensor) -> ITensor:
 def _parallel_scan(
     net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, length: Size, longest: int
 ) -> tuple[ITensor, ITensor]:
-    """Process up to ``longest`` tokens by a parallel scan: add to each state the state 1, 2, 4, … tokens before it."""
+    """Return the output and last state of up to ``longest`` tokens, by a parallel scan: add to each state the decayed
+    state 1, 2, 4, … tokens before it."""
     rates = base.unsqueeze(net, a, [0, 3])  # [1, D, N, 1]
     input, step, b, c = (base.unsqueeze(net, x, [d]) for x, d in zip(tokens, (2, 2, 1, 1), strict=True))
     since = cumulative_sum(net, step, 3, torch.float32)
@@ -81,7 +82,7 @@ def _parallel_scan(
 
 
 def _by_chunks(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
-    """Process tokens in chunks of ``chunk`` tokens; padding tokens in the last chunk do not change the state."""
+    """Return the output and last state, computed in chunks of ``chunk`` tokens; padding keeps the state."""
     batch, width, length = base.known_sizes(net, tokens[0])
     count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
 
