@@ -76,8 +76,7 @@ def find_operator(name: str) -> torch._ops.OpOverload[..., Argument] | None:
 
 
 def safe_function(target: Target) -> Argument:
-    """Return a safe version of ``target`` if it needs one, else ``target``: safe versions limit the size of integers,
-    return zeros instead of uninitialized memory, and do not depend on the memory layout."""
+    """Return ``target``, or its safe version (bounded integers, zeros for uninitialized memory, any memory layout)."""
     return RUNS.get(target, target)
 
 

@@ -65,8 +65,7 @@ def evaluate_recursively(
     rule: Callable[..., Steps[T]], *args: object, known_results: dict[tuple[Argument, ...], Argument] | None = None
 ) -> T:
     """Call a recursive function without Python's recursion limit, which long graphs exceed: ``rule`` is a generator
-    that yields a call (function, arguments) and is sent its result. ``known_results`` caches results by
-    (function, *arguments)."""
+    that yields calls (function, *arguments) and is sent their results, which ``known_results`` caches."""
     known_results = {} if known_results is None else known_results
     if (rule, *args) in known_results:
         return known_results[rule, *args]  # type: ignore[no-any-return]

@@ -146,8 +146,7 @@ class Builder:
 def make_interpreter(
     graph: torch.fx.Graph, attribute_at: Callable[[str], object], replace: ReplaceConstant = _identity
 ) -> Interpreter:
-    """Convert a graph to an interpreter. ``attribute_at`` returns the tensor or nested interpreter at the path of a
-    ``get_attr`` node; ``replace`` returns the replacement for a constant argument, such as a device."""
+    """Convert a graph; ``attribute_at`` maps a path to a tensor or nested interpreter. ``replace``: see `Builder`."""
     made = Builder((node.name for node in graph.nodes if node.op == "placeholder"), replace)
     for node in graph.nodes:
         if node.op == "get_attr":

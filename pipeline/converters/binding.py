@@ -81,8 +81,7 @@ def _adapt_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -
 
 
 def _argument_positions(function: Converter, target: Any, row_length: int) -> Places:
-    """Return (name, index among the operator's arguments) of each parameter after the `Net` and `row_length` values,
-    and whether there is an `*operands` parameter."""
+    """Return (name, argument index) per parameter after `Net` and `row_length` others, or that it takes `*operands`."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return (), True

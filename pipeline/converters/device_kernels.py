@@ -196,8 +196,7 @@ def _log_sum_exp(query: Tensor, key: Tensor, bias: Tensor | None, scale: float |
 
 
 def _window_mask(query: Tensor, key: Tensor, query_offset: Any, left: int | None, right: int | None) -> Tensor:
-    """Return a mask [queries, keys], True for keys from ``left`` before to ``right`` after a query (None: no limit).
-    Query i is at the position of key ``i + query_offset``."""
+    """Return a mask: query i sees keys i + query_offset - left to i + query_offset + right (None: no limit)."""
     at = torch.arange(query.shape[-2], device=query.device)[:, None] + query_offset
     of = torch.arange(key.shape[-2], device=query.device)[None, :]
     bounds = [] if right is None else [of <= at + right]

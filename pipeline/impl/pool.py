@@ -116,8 +116,7 @@ def gather_mean(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITen
 
 @block
 def gather_argmax(net: Net, x: ITensor, positions: Sequence[Array], sizes: Sequence[int]) -> tuple[ITensor, ITensor]:
-    """Return each window's maximum and its index in the flattened input, of the sizes ``sizes``: the first of equal
-    maxima, or the last NaN."""
+    """Return each window's first maximum (or last NaN), and its index in the flattened input of the sizes ``sizes``."""
     value, index = base.cast(net, x, arithmetic_dtype(base.dtype_of(x))), None
     step = 1
     for (dim, rows), size in zip(_dims_with_windows(x, positions), reversed(sizes), strict=True):
