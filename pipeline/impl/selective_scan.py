@@ -66,7 +66,7 @@ def _transpose(net: Net, x: ITensor) -> ITensor:
 def _parallel_scan(
     net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, length: Size, longest: int
 ) -> tuple[ITensor, ITensor]:
-    """Return output and last state; a scan combines each state with that 1, 2, 4, … (< ``longest``) tokens before it."""
+    """Return output and last state: a scan combines each state with that 1, 2, 4, … (< ``longest``) tokens before."""
     rates = base.unsqueeze(net, a, [0, 3])  # [1, D, N, 1]
     input, step, b, c = (base.unsqueeze(net, x, [d]) for x, d in zip(tokens, (2, 2, 1, 1), strict=True))
     since = cumulative_sum(net, step, 3, torch.float32)
