@@ -40,7 +40,7 @@ def separate_result_if_marked(net: Net, node: torch.fx.Node, result: Value) -> V
 
 @block
 def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
-    """Return ``x``; if TensorRT has the bug ``quirk``, flattened for a layer that TensorRT never fuses with others."""
+    """Return ``x``; if TensorRT has the bug ``quirk``, pass it, flattened, through a layer that is never fused."""
     if not is_avoided(quirk):
         return x
     sizes = base.sizes(net, x)

@@ -100,7 +100,7 @@ def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumul
 
 
 def _place_values_by_mask(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> ITensor:
-    """Return a tensor of the shape of ``x``: the next of the values where the mask is true, any elements elsewhere."""
+    """Return a tensor of the shape of ``x``: successive ``values`` where the mask is true, any elements elsewhere."""
     rank, covered = base.rank(x), base.rank(mask)
     order = [*range(dim, dim + covered), *range(dim), *range(dim + covered, rank)]
     sizes = base.known_sizes(net, x)

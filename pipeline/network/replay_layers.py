@@ -20,7 +20,7 @@ LayerMaker: TypeAlias = Callable[[trt.INetworkDefinition, Layer, Inputs, Weights
 
 
 def _enum_member(enum_name: str) -> Encode:
-    """Return a function that returns the member of a name of the enum ``trt.<enum_name>``, which TensorRT may lack."""
+    """Return a function from a name to the member of TensorRT's enum ``enum_name``, which some versions lack."""
     return lambda member: getattr(trt, enum_name).__members__[member]
 
 
