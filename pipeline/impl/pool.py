@@ -94,7 +94,7 @@ Array = np.ndarray[Any, Any]
 
 @block
 def gather_max(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITensor:
-    """Return each window's maximum. ``positions`` along the last dims: a row per window; None leaves a dim unchanged."""
+    """Return each window's maximum. ``positions`` along the last dims: a row per window; None keeps a dim unchanged."""
     result = base.cast(net, x, arithmetic_dtype(base.dtype_of(x)))
     for dim, rows in _dims_with_windows(x, positions):
         result = extremum(net, "MAX", take(net, result, rows, dim), [dim + 1], False)
