@@ -44,7 +44,7 @@ def has_randomness(node: torch.fx.Node) -> bool:
 
 
 def has_no_dropout(node: torch.fx.Node) -> bool:
-    """Return whether the dropout of a node's operator is off: ``dropout_p`` is 0, or ``train`` or ``training`` is False."""
+    """Return whether the dropout of a node's operator is off: ``dropout_p`` is 0, or ``train(ing)`` is False."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     return not all(argument(node, name, True) for name in ("dropout_p", "train", "training"))
