@@ -49,7 +49,7 @@ def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
 
 @network_query
 def is_marked(net: Net, quirk: str, input_name: str = "") -> bool:
-    """Return whether a `Mark` tells the node's converter to avoid the bug ``quirk`` (at the input `input_name`)."""
+    """Return whether a `Mark` tells the node's converter to avoid the bug ``quirk`` (at the input ``input_name``)."""
     marks = net.ctx.marks.of_node(net.ctx.node.name, "converter") if net.ctx.node is not None else []
     return any(mark.quirk == quirk and (not input_name or input_name in mark.names) for mark in marks)
 
