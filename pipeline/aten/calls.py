@@ -76,7 +76,7 @@ def find_operator(name: str) -> torch._ops.OpOverload[..., Argument] | None:
 
 
 def safe_function(target: Target) -> Argument:
-    """Return the function to call for this target: the target, or a safe version (bounded integers, zeroed memory)."""
+    """Return ``target``, or its safe version (bounded integers, zeros for uninitialized memory, any memory layout)."""
     return RUNS.get(target, target)
 
 
@@ -125,7 +125,7 @@ def _getitem(results: Argument, index: Argument) -> Argument:
 
 
 def _zero_filling_operator(target: Target) -> Target:
-    """Wrap an operator that returns uninitialized memory so that it fills this memory with zeros."""
+    """Return a version of ``target``, which returns uninitialized memory, that fills this memory with zeros."""
     return wraps(target)(lambda *args, **kwargs: target(*args, **kwargs).zero_())
 
 

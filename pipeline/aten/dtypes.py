@@ -76,7 +76,7 @@ _TAKES: Final[Mapping[str, Callable[[torch.dtype], bool]]] = MappingProxyType(
 
 @frozen
 class DtypeViolation:
-    """A value whose dtype its operator does not accept, with the expected dtype in words and the reason."""
+    """An argument whose dtype the operator does not accept, with the expected dtype in words and the reason."""
 
     node: torch.fx.Node
     actual: torch.dtype
@@ -85,7 +85,7 @@ class DtypeViolation:
 
 
 def find_dtype_violations(node: torch.fx.Node) -> Iterator[DtypeViolation]:
-    """Yield a call's arguments of a dtype that eager refuses, always or because another argument has another dtype."""
+    """Yield the arguments whose dtype eager rejects, in any call or only because another argument's dtype differs."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")

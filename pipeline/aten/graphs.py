@@ -25,8 +25,8 @@ def results_of(graph: torch.fx.Graph) -> tuple[Argument, ...]:
 
 
 def graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """Return a module that runs a graph with the root's parameters and submodules. Python code is generated on first
-    use: stages rarely call the graph, and the code of ResNet-50 takes 20 to 50 ms to generate."""
+    """Return a module that runs a graph with the root's parameters and submodules. Its Python code is generated at
+    the first call: few graphs are ever called, and the code of ResNet-50 takes 20 to 50 ms to generate."""
     return _LazyGraphModule(root, graph)
 
 
@@ -65,7 +65,7 @@ def evaluate_recursively(
     rule: Callable[..., Steps[T]], *args: object, known_results: dict[tuple[Argument, ...], Argument] | None = None
 ) -> T:
     """Call a recursive function without Python's recursion limit, which long graphs exceed: ``rule`` is a generator
-    that yields a call (function, arguments) and is sent its result. ``known_results`` is a cache."""
+    that yields calls (function, *arguments) and is sent their results, which ``known_results`` caches."""
     known_results = {} if known_results is None else known_results
     if (rule, *args) in known_results:
         return known_results[rule, *args]  # type: ignore[no-any-return]

@@ -27,9 +27,9 @@ def _identity(value: Argument) -> Argument:
 
 @frozen(eq=False)
 class Step:
-    """One call of a function by an `Interpreter`, which keeps values in a list of numbered slots: the slots of the
-    positional arguments, the constant keyword arguments, the slots of the other keyword arguments, the slot for the
-    result, the slots to release afterwards, and the node's name ("" for a step that builds a container)."""
+    """One call of a function by an `Interpreter`, which keeps values in numbered slots. ``takes``: the slots of the
+    positional arguments; ``constants``, ``keywords``: constant keyword arguments, and the slots of the others;
+    ``drops``: the slots to release afterwards; ``node``: the node's name ("" if the call builds a container)."""
 
     call: Callable[..., Argument]
     takes: tuple[int, ...]
@@ -146,7 +146,7 @@ class Builder:
 def make_interpreter(
     graph: torch.fx.Graph, attribute_at: Callable[[str], object], replace: ReplaceConstant = _identity
 ) -> Interpreter:
-    """Convert a graph to an interpreter. ``attribute_at`` returns the tensor or nested interpreter at a path."""
+    """Convert a graph; ``attribute_at`` maps a path to a tensor or nested interpreter. ``replace``: see `Builder`."""
     made = Builder((node.name for node in graph.nodes if node.op == "placeholder"), replace)
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -176,7 +176,7 @@ def interpreter_of(
     module: torch.fx.GraphModule, tensor_of: Callable[[torch.Tensor], Argument], replace: ReplaceConstant
 ) -> Interpreter:
     """Convert the graph of a control-flow operator, and graphs nested in it, to an interpreter; ``tensor_of``
-    returns the replacement for a tensor."""
+    returns the replacement for a tensor, and ``replace`` that for another constant, such as a device."""
 
     def attribute(path: str) -> object:
         item = get_attribute(module, path)

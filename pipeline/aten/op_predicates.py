@@ -32,7 +32,7 @@ def moves_elements(node: torch.fx.Node) -> bool:
 
 def is_cheap(node: torch.fx.Node, *, include_creation: bool = False) -> bool:
     """Return whether a node costs almost nothing: moves elements, is elementwise, or (``include_creation``) creates
-    some."""
+    a tensor, as ``full`` does."""
     return moves_elements(node) or is_pointwise(node) or (include_creation and op_kind(node.target) is Kind.FILLS)
 
 
@@ -44,7 +44,7 @@ def has_randomness(node: torch.fx.Node) -> bool:
 
 
 def has_no_dropout(node: torch.fx.Node) -> bool:
-    """Return whether the dropout of a node's operator is off: its probability is 0, or it is not training."""
+    """Return whether the dropout of a node's operator is off: ``dropout_p`` is 0, or ``train(ing)`` is False."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     return not all(argument(node, name, True) for name in ("dropout_p", "train", "training"))

@@ -25,7 +25,7 @@ def pack_rows(rows: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         lengths: [B], integers from 1 to T, in any order.
 
     Returns:
-        The data [sum of lengths, ...], the batch sizes, and the order of the rows in the data.
+        The data [sum of lengths, ...], the batch size of each step, and the sequences' indices by decreasing length.
     """
     order = torch.argsort(lengths, descending=True, stable=True)
     data, sizes = torch.ops.aten._pack_padded_sequence(
@@ -42,7 +42,7 @@ def _run_packed_layer(
     params: Sequence[Tensor],
     *rest: Argument,
 ) -> tuple[Tensor, ...]:
-    """Pack padded sequences, run a recurrent layer on them, and return its output padded with 0, in the given order."""
+    """Pack padded sequences, run a recurrent layer on them, and return the output (padded with 0) and last states."""
     data, sizes, order = pack_rows(input, lengths)
     back = torch.argsort(order)
     states = [state.index_select(1, order) for state in ([hx] if isinstance(hx, Tensor) else hx)]
@@ -61,7 +61,7 @@ def _packed_layer_shapes(
 
 
 def _define_padded_operator(layer: Target) -> Target:
-    """Define and return an operator that packs padded sequences for ``layer`` (``aten.lstm.data``) and runs it."""
+    """Define and return an operator that packs padded sequences, then runs ``layer``, such as ``aten.lstm.data``."""
     name, two = layer._schema.name.removeprefix("aten::"), layer is aten.lstm.data
     schema = f"({GIVEN}, {'Tensor[]' if two else 'Tensor'} hx, {ARGUMENTS}) -> (Tensor, Tensor{', Tensor' * two})"
     run = partial(_run_packed_layer, layer)

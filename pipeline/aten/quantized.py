@@ -54,7 +54,7 @@ operators: Final[Argument] = torch.ops.pipeline
 
 
 def expand_blocks(scale: Tensor, shape: Sequence[int], block: Sequence[int]) -> Tensor:
-    """Expand a scale with one number per block to one per element, or to a shape that broadcasts to the elements."""
+    """Repeat scales, one per block of the size ``block``, so that they broadcast to a tensor of the shape ``shape``."""
     if scale.numel() == 1:
         return scale.reshape(())
     for dim, (size, each) in enumerate(zip(shape, block, strict=True)):
@@ -92,7 +92,7 @@ def codes_to_float32(codes: Tensor, type: str) -> Tensor:
 
 
 def pack(input: Tensor, type: str) -> Tensor:
-    """Pack pairs of 4-bit values along the last dim into bytes, the first in the low bits; ValueError if too large."""
+    """Pack pairs of 4-bit values along the last dim into bytes, low bits first; ValueError for int4 out of range."""
     if type == "int4" and bool(((input < -8) | (input > 7)).any()):
         raise ValueError("a quantized weight is outside int4's range [-8, 7]: compile again with the new weights")
     low, high = input[..., ::2].to(torch.uint8) & 15, input[..., 1::2].to(torch.uint8) & 15

@@ -29,7 +29,7 @@ _MECHANISM: Final = """
 
 
 def converter_modules() -> tuple[ModuleType, ...]:
-    """Import and return the modules that declare converters, sorted by name; collectives need torch.distributed."""
+    """Import and return the modules that declare converters, sorted by name (`collectives` only if torch has them)."""
     absent = () if torch.distributed.is_available() else ("collectives",)
     found = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in {*_MECHANISM.split(), *absent})
     return tuple(importlib.import_module(f"{__name__}.{name}") for name in found)

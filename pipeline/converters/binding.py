@@ -65,7 +65,8 @@ def converts(
 
 
 def _adapt_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -> Converter:
-    """Wrap a function with named arguments as a converter, which is called with `(ctx, target, args, kwargs, name)`."""
+    """Convert a function with named arguments to a converter, which is called with `(ctx, target, args, kwargs, name)`.
+    `rows`: by operator, the values that the function receives after the `Net`."""
     known = {target: _argument_positions(function, target, len(row)) for target, row in rows.items()}
 
     @wraps(function)
@@ -80,7 +81,7 @@ def _adapt_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -
 
 
 def _argument_positions(function: Converter, target: Any, row_length: int) -> Places:
-    """Return each parameter's name and its index in the operator's arguments, and whether there is an `*operands`."""
+    """Return (name, argument index) per parameter after `Net` and `row_length` others, or that it takes `*operands`."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return (), True
@@ -115,6 +116,6 @@ def rows_by_operator(table: Mapping[tuple[Any, ...], Iterable[Target]]) -> dict[
 
 
 def call_block(net: Net, block_and_arguments: Sequence[Any], operands: Sequence[Value]) -> ITensor:
-    """Call a function, given with its first arguments, on the operands; cast its result to the node's dtype."""
+    """Return `block(net, *arguments, *operands)` for the tuple (block, *arguments), cast to the node's result dtype."""
     block, *operation = block_and_arguments
     return cast_to_result(net, block(net, *operation, *operands))

@@ -39,7 +39,7 @@ UNUSED = frozenset({"layout", "device", "pin_memory", "memory_format"})
 
 
 def _decompose_creation_like(like_operator: Any, create: Any) -> Any:
-    """Decompose an operator such as ``ones_like`` to ``create``; it reads only the shape and dtype of ``self``."""
+    """Declare the decomposition of an operator such as ``ones_like`` to ``create`` (``ones``), and return it."""
 
     @register_torch_trt_decomposition(like_operator)
     def decompose(self: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:

@@ -69,7 +69,7 @@ def _check_converter(function: object) -> None:
 
 
 def declarations_of(function: object) -> tuple[Declaration, ...]:
-    """Return a converter's declarations; those that `functools.wraps` copied to it get this function as converter."""
+    """Return the declarations of a function as a converter, also those that `functools.wraps` copied to it."""
     if not callable(function) or (carried := records_of(function, ATTRIBUTE)) is None:
         raise TypeError(f"{function!r} is not a converter: decorate it with @dynamo_tensorrt_converter(target)")
     return tuple(declaration.with_function(function) for declaration in carried)

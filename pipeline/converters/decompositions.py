@@ -188,7 +188,7 @@ DISABLED: Final = {
 
 
 def _decomposed_by_torch(names: str) -> frozenset[Op]:
-    """Return the operators of these names, except those that this version of torch lacks."""
+    """Return the operators of these names (separated by spaces) that this version of torch can decompose."""
     table = torch._decomp.decomposition_table
     by_name = {str(op): op for op in table if isinstance(op, OpOverload)}
     return frozenset(by_name[name] for name in names.split() if name in by_name)

@@ -196,7 +196,7 @@ def _log_sum_exp(query: Tensor, key: Tensor, bias: Tensor | None, scale: float |
 
 
 def _window_mask(query: Tensor, key: Tensor, query_offset: Any, left: int | None, right: int | None) -> Tensor:
-    """Return a mask of the keys from ``left`` before a query's position to ``right`` after it; None means no limit."""
+    """Return a mask: query i sees keys i + query_offset - left to i + query_offset + right (None: no limit)."""
     at = torch.arange(query.shape[-2], device=query.device)[:, None] + query_offset
     of = torch.arange(key.shape[-2], device=query.device)[None, :]
     bounds = [] if right is None else [of <= at + right]
@@ -205,21 +205,21 @@ def _window_mask(query: Tensor, key: Tensor, query_offset: Any, left: int | None
 
 
 def _apply_window_to_bias(query: Tensor, bias: Tensor | None, window: Tensor | None) -> Tensor | None:
-    """Mask an attention bias outside of a window of keys (a bool mask); either may be None."""
+    """Set the bias to -inf (a bool mask to False) where ``window`` is False; if one is None, return the other."""
     if bias is None or window is None:
         return window if bias is None else bias
     return bias & window if bias.dtype == torch.bool else torch.where(window, bias, -math.inf).to(query.dtype)
 
 
 def _window_mask_to_last_key(query: Tensor, key: Tensor, left: int | None, right: int | None) -> Tensor:
-    """Return a mask of each query's window of keys, with the last query at the position of the last key."""
+    """Return the mask of `_window_mask`, with the last query at the position of the last key."""
     return _window_mask(query, key, key.shape[-2] - query.shape[-2], left, right)
 
 
 def _like_flash_kernel(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention like the flash kernel, whose causal mask aligns the last query with the last key."""
+    """Return attention and log-sum-exp like the flash kernel, whose causal mask aligns the last query and last key."""
     square = shape_of(query)[-2] == shape_of(key)[-2]
     window = _window_mask_to_last_key(query, key, None, 0) if causal and not square else None
     return _attention_and_logsumexp(query, key, value, window, causal and square, scale)
@@ -245,7 +245,7 @@ def _like_efficient_kernel(
     scale: float | None,
     compute_log_sumexp: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention like the memory-efficient kernel, whose log-sum-exp is padded to a multiple of 32 queries."""
+    """Return attention and log-sum-exp like the memory-efficient kernel, the latter for a multiple of 32 queries."""
     result, sums = _attention_and_logsumexp(query, key, value, bias, causal, scale)
     if not compute_log_sumexp:
         return result, sums[..., :0]

@@ -114,5 +114,5 @@ def check_bitwise(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
 
 @converts(rows_by_operator(BITWISE), validator=check_bitwise)
 def bitwise(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
-    """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor; also bitwise_or and bitwise_xor"""
+    """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor; also or, xor (by ``block_and_arguments``)"""
     return call_block(net, block_and_arguments, operands)

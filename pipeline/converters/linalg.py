@@ -56,7 +56,7 @@ def _eliminate_by_gauss_jordan(a: Tensor, b: Tensor | None = None) -> tuple[Tens
 
 
 def _permutation_sign(row_masks: Tensor) -> Tensor:
-    """Return the sign of a permutation of rows: -1 for an odd number of inversions."""
+    """Return the sign (1 or -1) of the permutation of rows that masks, one for each pivot's row, describe."""
     at = torch.arange(row_masks.shape[-2], device=row_masks.device, dtype=torch.float32)
     place = torch.where(row_masks[..., 0], at, 0.0).sum(-1)
     swapped = (place.unsqueeze(-1) > place.unsqueeze(-2)) & (at.unsqueeze(-1) < at)

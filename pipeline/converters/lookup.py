@@ -104,7 +104,7 @@ class Lookup(Mapping[Any, Entry]):
         return Refusal(tuple(reasons))
 
     def other_choices(self, node: Node) -> tuple[Choice, ...]:
-        """Return the other converters that accept the node, in the order in which they are tried."""
+        """Return the converters that accept the node, in lookup order, without the first, which `choose` returns."""
         candidates = self.candidates.get(node.target, ()) if node.op == "call_function" else ()
         if len(candidates) < 2:
             return ()

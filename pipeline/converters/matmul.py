@@ -166,7 +166,7 @@ MOST: Final = 1 << 36
 
 
 def is_grouped_mm_faster_in_torch(row_counts: Sequence[int], matrices_shape: Sequence[int]) -> bool:
-    """Return whether PyTorch computes a grouped matmul faster than an engine, for each of these numbers of rows."""
+    """Return whether a grouped matmul is faster in PyTorch than in an engine, for all these numbers of input rows."""
     return min(row_counts) > FEW_ROWS and min(row_counts) * math.prod(matrices_shape) > MOST
 
 

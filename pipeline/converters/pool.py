@@ -169,7 +169,7 @@ def check_pooled_dims(node: torch.fx.Node, settings: CompilationSettings) -> boo
 
 
 def _windows_per_dim(input_sizes: Sequence[Any], result_sizes: Sequence[Any]) -> list[Any]:
-    """Return the window positions for each dim; None for a dim that keeps its size."""
+    """Return, for each dim, the input positions of its windows, in a row each; None for a dim that keeps its size."""
     return [None if b == a else adaptive_positions(b, a) for b, a in zip(input_sizes, result_sizes, strict=True)]
 
 
@@ -191,7 +191,7 @@ def _equal_windows(input_sizes: Sequence[Any], result_sizes: Sequence[Any]) -> W
 
 
 def _reduce_whole_dims(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> ITensor:
-    """Reduce each dim that a single window covers, except dims that keep their size."""
+    """Reduce the dims whose input and result sizes (``sizes``) differ; a single window must cover each of them."""
     first = base.rank(x) - len(sizes[0])
     dims = [first + i for i, (b, a) in enumerate(zip(*sizes, strict=True)) if b != a]
     if not dims:
@@ -212,7 +212,7 @@ def _reduce_dynamic_dims(net: Net, x: ITensor, operation: trt.ReduceOperation, s
 
 @converts(ADAPTIVE_AVERAGE, validator=check_pooled_dims)
 def adaptive_avg_pool(net: Net, rank: int, input: Value) -> ITensor:
-    """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"""
+    """adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor; also for 1 and 3 dims (``rank``)"""
     x, sizes = base.tensor(net, input), _input_and_result_sizes(net.node, rank)
     if _reduces_or_keeps_each_dim(*sizes):
         return _reduce_whole_dims(net, x, trt.ReduceOperation.AVG, sizes)
@@ -225,7 +225,7 @@ def adaptive_avg_pool(net: Net, rank: int, input: Value) -> ITensor:
 
 @converts(ADAPTIVE_MAX, validator=check_pooled_dims)
 def adaptive_max_pool(net: Net, rank: int, input: Value) -> tuple[ITensor, ITensor | None]:
-    """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"""
+    """adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor); also for 1 and 3 dims (``rank``)"""
     x, sizes = base.tensor(net, input), _input_and_result_sizes(net.node, rank)
     if indices_are_read(net.node):
         places = [adaptive_positions(b, a) for b, a in zip(*sizes, strict=True)]

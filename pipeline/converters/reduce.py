@@ -73,7 +73,7 @@ def var_or_std(
     keepdim: bool = False,
 ) -> ITensor | tuple[ITensor, ...]:
     """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor;
-    var.dim(Tensor self, int[1]? dim, bool unbiased=True, bool keepdim=False) -> Tensor"""
+    var.dim(Tensor self, int[1]? dim, bool unbiased=True, …) -> Tensor; also std, std_mean … (``result_names``)"""
     correction = float(unbiased) if correction is None else correction
     variance, mean = reduce.variance_and_mean(net, input, dim, correction, keepdim)
     spread = base.unary(net, "SQRT", variance) if "deviation" in result_names else variance
@@ -91,13 +91,13 @@ def linalg_vector_norm(net: Net, input: Value, ord: float, dim: Sequence[int] | 
     {aten.logsumexp.default: (reduce.log_sum_exp,), aten.logcumsumexp.default: (reduce_scan.cumulative_log_sum_exp,)}
 )
 def logsumexp(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
-    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor; logcumsumexp(Tensor self, int dim) -> Tensor"""
+    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor; also logcumsumexp (``block_and_arguments``)"""
     return call_block(net, block_and_arguments, operands)
 
 
 @converts({aten.cumsum.default: reduce_scan.cumulative_sum, aten.cumprod.default: reduce_scan.cumulative_product})
 def cumsum_or_cumprod(net: Net, cumulative_block: Callable[..., ITensor], input: Value, dim: int) -> ITensor:
-    """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor; also cumprod"""
+    """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor; also cumprod (by ``cumulative_block``)"""
     return cast_to_result(net, cumulative_block(net, input, dim, fake_result(net).dtype))
 
 

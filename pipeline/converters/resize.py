@@ -68,7 +68,7 @@ def _is_exact_scale(scale: float | None) -> bool:
 
 
 def _needs_taps(options: Resize, dim: ResizedDim, uses_scales: bool) -> bool:
-    """Return whether sums of gathered elements must resize a static dim, as the layer would differ from eager."""
+    """Return whether to resize a static dim by weighted sums of elements, since TensorRT's layer differs from eager."""
     before, after, scale = dim
     if not _is_static(dim) or (before == after and scale in (None, 1.0)):
         return False
@@ -109,7 +109,7 @@ def check_resize(node: torch.fx.Node, settings: CompilationSettings) -> bool | R
 
 @converts(TARGETS, validator=check_resize)
 def upsample(net: Net, mode: str, input: Value) -> ITensor:
-    """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, …) -> Tensor, and the other modes and ranks"""
+    """upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, …) -> Tensor; also other ranks and ``mode``s"""
     x, how = base.tensor(net, input), _resize_options(net.node, mode)
     dtype = base.dtype_of(x)
     wide = x if dtype.is_floating_point else base.cast(net, x, torch.float32)

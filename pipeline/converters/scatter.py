@@ -50,7 +50,7 @@ def scatter(net: Net, input: Value, dim: int, index: Value, src: Value = None, v
 
 
 def check_comparison_size(*sizes: Any) -> bool | Rejection:
-    """Check that a comparison of every index with every position, of these sizes, has at most `MOST` elements."""
+    """Return a rejection if comparing each index with each position needs more elements, prod(sizes), than `MOST`."""
     count = math.prod(sizes) if all(isinstance(s, int) for s in sizes) else 0
     if count <= MOST:
         return True

@@ -174,6 +174,6 @@ def pad(
 ) -> ITensor:
     """pad(Tensor self, SymInt[] pad, str mode="constant", float? value=None) -> Tensor;
     constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor;
-    reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor"""
+    reflection_pad1d(Tensor self, SymInt[2] padding) -> Tensor (``fixed_mode`` "reflect")"""
     x, amounts, value = base.tensor(net, input), pad or padding, 0 if value is None else value
     return _slice.pad(net, x, amounts, result_sizes(net), fixed_mode or mode, value)

@@ -93,12 +93,12 @@ def searchsorted(
 
 
 def _is_before(ascending: Tensor, searched: Tensor, right: bool) -> Tensor:
-    """Return whether each sorted element comes before the searched value; NaN comes after all numbers."""
+    """Return whether each element is below (``right``: or equals) the searched value; True if either is NaN."""
     return torch.logical_not(ascending > searched if right else ascending >= searched)
 
 
 def _binary_search(ascending: Tensor, searched: Tensor, right: bool) -> Tensor:
-    """Return where each searched value belongs in the sorted sequence, found by steps of decreasing powers of two."""
+    """Return each searched value's position in the sorted sequence, as searchsorted, in steps of powers of two."""
     length = ascending.shape[-1]
     place = torch.zeros_like(searched, dtype=torch.int64)
     for bit in reversed(range(length.bit_length())):
@@ -168,7 +168,7 @@ def _median(self: Tensor, dim: int, keepdim: bool = False, *, ignore_nan: bool) 
 
 
 def _median_position(length: Argument, nans: Tensor, ignore_nan: bool) -> Tensor:
-    """Return the position of the median in a sorted sequence of ``length`` elements; 0 if the sequence is empty."""
+    """Return the median's position in ``length`` sorted elements, the last ``nans`` of which are NaN; 0 if empty."""
     others: Tensor = length - nans
     middle: Tensor = (others - 1) // 2 if ignore_nan else torch.where(nans > 0, others, (length - 1) // 2)
     return middle.clamp(min=0)

@@ -24,8 +24,8 @@ def get_graph_converter_support(
     *,
     registry: ConverterRegistry | None = None,
 ) -> tuple[int, int]:
-    """Return how many of a graph's operator calls a converter accepts, and the total number of calls. `registry`
-    defaults to `pipeline.converters.DYNAMO_CONVERTERS`."""
+    """Return how many of a graph's operator calls a converter accepts, and the total number of calls. Operators in
+    `torch_executed_ops` are not accepted. `registry` defaults to `pipeline.converters.DYNAMO_CONVERTERS`."""
     if not isinstance(gm, torch.fx.GraphModule):
         graph = "pass pipeline.capture(model, args).graph_module"
         raise TypeError(f"get_graph_converter_support takes a torch.fx.GraphModule, not {kind_of(gm)}: {graph}")

@@ -88,6 +88,6 @@ def softmax(
     net: Net, block: Softmax, input: Value, dim: int, dtype: torch.dtype | None = None, half_to_float: bool = False
 ) -> ITensor:
     """softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor;
-    _softmax(Tensor self, int dim, bool half_to_float) -> Tensor"""
+    _softmax(Tensor self, int dim, bool half_to_float) -> Tensor; also log_softmax (``block`` adds the layers)"""
     dtype = torch.float32 if half_to_float or dtype == torch.float64 else dtype
     return block(net, base.tensor(net, input, dtype), dim)

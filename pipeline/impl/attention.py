@@ -154,7 +154,7 @@ def _is_faster_unfused(net: Net, query: ITensor, key: ITensor, value: ITensor) -
 
 @network_query
 def _has_same_heads(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
-    """Return whether keys and values have the same number of heads and of keys, and the query's batch size or 1."""
+    """Return whether keys and values have equal numbers of heads and lengths, and a batch size of 1 or the query's."""
     batch = base.known_sizes(net, query)[0]
     others = [base.known_sizes(net, x)[0] for x in (key, value)]
     equal = base.dims(key)[1:3] == base.dims(value)[1:3]
@@ -331,7 +331,7 @@ def has_unmasked_key_per_row(net: Net, mask: Value | None) -> bool:
 
 
 def _zero_if_masked(net: Net, result: ITensor, mask: ITensor) -> ITensor:
-    """Replace the NaN results of rows whose keys are all masked by 0."""
+    """Set the results of rows whose keys are all masked, which are NaN, to 0."""
     some = net.ctx.cached("some keys", mask, lambda: _rows_with_unmasked_key(net, mask))
     return where(net, some, result, 0.0, base.dtype_of(result))
 

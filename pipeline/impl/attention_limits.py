@@ -21,7 +21,7 @@ its layer accumulates scores in float16, does not build in all cases, and adds a
 
 @frozen
 class AttentionCase:
-    """The sizes and options of an attention to check against the conditions; a dynamic size is an expression."""
+    """Shapes and options of an attention, to find out whether TensorRT fuses it; a dynamic size is an expression."""
 
     dtype: torch.dtype
     query: tuple[Any, ...]
@@ -35,14 +35,14 @@ class AttentionCase:
 
 @frozen
 class FusionCondition:
-    """A condition of the fused kernel: its description, and a predicate on a case."""
+    """A condition for a fused attention: its description, and a function that says whether an attention meets it."""
 
     needs: str
     holds: Callable[[AttentionCase], bool]
 
 
 def _has_divisible_heads(case: AttentionCase) -> bool:
-    """Return whether there are as many key heads as query heads, one, or (``gqa``) a divisor of these; all static."""
+    """Return whether the head counts are static, and equal, or that of keys is 1 or (``gqa``) divides the queries'."""
     queries, keys = case.query[1], case.key[1]
     if not isinstance(queries, int) or not isinstance(keys, int):
         return False

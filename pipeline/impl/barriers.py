@@ -22,7 +22,7 @@ from pipeline.trt import trt
 
 @block
 def converted_arguments(net: Net, node: torch.fx.Node, convert: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
-    """Convert a node's arguments; inputs named by its marks "expanded" (see `Mark`) get the shape of the result."""
+    """Return a node's converted args and kwargs; inputs that an "expanded" `Mark` names are expanded to its shape."""
     names = {name for mark in net.ctx.marks.of_node(node.name, "expanded") for name in mark.names}
     wide = {x: _expand_input(net, convert(x), x, node) for x in node.all_input_nodes if x.name in names}
     found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else convert(x))
@@ -31,7 +31,7 @@ def converted_arguments(net: Net, node: torch.fx.Node, convert: Callable[[torch.
 
 @block
 def separate_result_if_marked(net: Net, node: torch.fx.Node, result: Value) -> Value:
-    """Return a converter's result, from a separate kernel if the node has a mark of the form "apart" (see `Mark`)."""
+    """Return the result; if the node has an "apart" `Mark`, pass it through a layer that TensorRT never fuses."""
     if not isinstance(result, trt.ITensor) or not net.ctx.marks.of_node(node.name, "apart"):
         return result
     row = base.unsqueeze(net, result, [0])  # a running sum along a dim of size 1 is never fused
@@ -40,7 +40,7 @@ def separate_result_if_marked(net: Net, node: torch.fx.Node, result: Value) -> V
 
 @block
 def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
-    """Add a barrier on a flat view of ``x`` if TensorRT has the bug ``quirk``; nothing fuses with its kernel."""
+    """Return ``x``; if TensorRT has the bug ``quirk``, pass it, flattened, through a layer that is never fused."""
     if not is_avoided(quirk):
         return x
     sizes = base.sizes(net, x)
@@ -49,7 +49,7 @@ def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
 
 @network_query
 def is_marked(net: Net, quirk: str, input_name: str = "") -> bool:
-    """Return whether a `Mark` tells the node's converter to avoid the kernel bug ``quirk`` (at this input)."""
+    """Return whether a `Mark` tells the node's converter to avoid the bug ``quirk`` (at the input ``input_name``)."""
     marks = net.ctx.marks.of_node(net.ctx.node.name, "converter") if net.ctx.node is not None else []
     return any(mark.quirk == quirk and (not input_name or input_name in mark.names) for mark in marks)
 

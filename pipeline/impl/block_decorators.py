@@ -14,7 +14,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Block(Protocol[P, R]):
-    """A building block, which can be called with a `Net`, or with a context and a name."""
+    """A function that adds layers to a network; it can be called with a `Net`, or with a context and a name."""
 
     __name__: str
     __module__: str

@@ -172,10 +172,10 @@ def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
     return where(net, is_negative(net, x), base.unary(net, "NEG", left), left)
 
 
-def _remainder_of_positive_numbers(net: Net, a: ITensor, b: ITensor, multiple_parts: Sequence[ITensor]) -> ITensor:
-    """Return ``a mod b`` of positive numbers, exact for a quotient below 2**24; ``multiple_parts`` sum to ``b``."""
+def _remainder_of_positive_numbers(net: Net, a: ITensor, b: ITensor, parts_of_b: Sequence[ITensor]) -> ITensor:
+    """Return ``a mod b`` of positive numbers, exact for a quotient below 2**24; ``b`` is the sum of ``parts_of_b``."""
     times, left = base.unary(net, "ROUND", base.elementwise(net, "DIV", a, b)), a
-    for part in multiple_parts:
+    for part in parts_of_b:
         for factor in _split_in_two(net, times):
             left = base.elementwise(net, "SUB", left, base.elementwise(net, "PROD", factor, part))
     below = layer(net, "LESS", left, 0.0, torch.float32)

@@ -59,7 +59,7 @@ def _as_column(net: Net, vector: Value) -> ITensor:
 
 
 def _bag_membership_mask(net: Net, indices: Value, offsets: Value, bag_count: Size, ignored_index: int) -> ITensor:
-    """Return a mask [bags, indices], True where a bag has the index; its bag is found by counting offsets up to it."""
+    """Return a mask [bags, indices], True where a bag has the index: index i is in bag ``count(offsets <= i) - 1``."""
     index, start = base.tensor(net, indices), base.tensor(net, offsets)
     (count,) = base.known_sizes(net, index)
     place = base.unsqueeze(net, iota(net, [count], [1]), [0])

@@ -25,8 +25,8 @@ def may_be_zero(net: Net, size: Size) -> bool:
 
 @network_query
 def may_leave_results_unwritten(net: Net, size: Size) -> bool:
-    """Return whether a kernel that loops over a dim of this size may leave results unwritten: the size may be 0, and is
-    data-dependent or of an input that broadcasts to outputs (`pipeline.quirks.empty_broadcast`); None: unknown."""
+    """Return whether a kernel that loops over a dim of this size may leave results unwritten: the size (None: unknown)
+    may be 0, and is data-dependent or an input's that broadcasts to outputs (`pipeline.quirks.empty_broadcast`)."""
     if not is_avoided("empty-loops"):
         return False
     if size is None:

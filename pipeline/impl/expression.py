@@ -29,7 +29,7 @@ def operation_of(expr: Any) -> Operation:
 
 
 def solve_for_symbol(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
-    """Express ``symbol`` by a tensor's size that is linear in it; raise a `NetworkError` if there is no such size."""
+    """Return ``symbol`` computed from a tensor's size ``a * symbol + b``; raise a `NetworkError` if there is none."""
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
     for tensor, dim, size in sizes:
         line = None if isinstance(size, int) else linear_coefficients(size, symbol.name)

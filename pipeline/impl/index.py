@@ -133,7 +133,7 @@ def index(net: Net, x: ITensor, indices: Sequence[Value | None], non_negative: f
 
 @block
 def merge_dims(net: Net, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]) -> tuple[ITensor, int]:
-    """Merge dims into one; return the tensor and the merged dim: the place of adjacent dims, else 0, as in eager."""
+    """Merge dims into one; return the tensor and the merged dim's index: ``axes[0]`` for adjacent dims, else 0."""
     adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
     rest = [i for i in range(base.rank(x)) if i not in axes]
     place = axes[0] if adjacent else 0

@@ -46,7 +46,7 @@ def masked_scatter(net: Net, x: ITensor, mask: Value, source: Value) -> ITensor:
 
 @block
 def place_where_true(net: Net, mask: ITensor, source: Value) -> ITensor:
-    """Return a tensor of the mask's shape with successive elements of ``source`` where the mask is true."""
+    """Return a tensor of the mask's shape: successive elements of ``source`` where it is true, any elsewhere."""
     sizes = base.known_sizes(net, mask)
     length = size_product(base.known_sizes(net, source))
     row = base.reshape(net, base.tensor(net, source), [length])
@@ -68,7 +68,7 @@ def _index_among_true(net: Net, mask: ITensor) -> ITensor:
 @block
 def select_by_mask(net: Net, x: ITensor, mask: Value, dim: int, count: Size) -> ITensor:
     """Return the ``count`` elements of ``x`` where a mask over the dims from ``dim`` on is true, as one dim in place of
-    the mask's. Their positions are found by a scatter of each true position to its number among these."""
+    the mask's. A scatter writes the position of the mask's i-th true element to index i."""
     mask = base.tensor(net, mask)
     sizes = base.known_sizes(net, mask)
     length = size_product(sizes)

@@ -59,7 +59,7 @@ def broadcast_sizes(net: Net, tensors: Sequence[Value]) -> list[Size]:
 def _expand_values(
     net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], index_dims: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
-    """Expand values to [index dims, other dims]; eager keeps the dims of adjacent indices in their place instead."""
+    """Expand values to [index dims, other dims]; in ``values``, dims of adjacent indices are at ``axes[0]``."""
     place = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
     value = base.tensor(net, values, dtype)
     full = base.expand(net, value, [*others[:place], *index_dims, *others[place:]])
@@ -100,7 +100,7 @@ def mask_put(net: Net, x: ITensor, mask: Value, dim: int, values: Value, accumul
 
 
 def _place_values_by_mask(net: Net, x: ITensor, mask: ITensor, dim: int, values: ITensor) -> ITensor:
-    """Return a tensor of the shape of ``x`` with the values, one for each selected element, in their positions."""
+    """Return a tensor of the shape of ``x``: successive ``values`` where the mask is true, any elements elsewhere."""
     rank, covered = base.rank(x), base.rank(mask)
     order = [*range(dim, dim + covered), *range(dim), *range(dim + covered, rank)]
     sizes = base.known_sizes(net, x)

@@ -73,7 +73,7 @@ def linear_attention(
 
 
 def _process_one_token(net: Net, token: TokenInputs, state: ITensor) -> tuple[ITensor, ITensor]:
-    """Process a single token by products and float32 sums along the last dim; matmuls would round to TF32."""
+    """Return the output and next state for one token, by products and float32 sums: matmuls would round to TF32."""
     state = binary(net, "PROD", state, base.unary(net, "EXP", token.decay))
     value = _transpose(net, token.value)
     if token.beta is not None:
@@ -84,7 +84,7 @@ def _process_one_token(net: Net, token: TokenInputs, state: ITensor) -> tuple[IT
 
 
 def _by_chunks(net: Net, tokens: TokenInputs, state: ITensor, count: Size, chunk: int) -> tuple[ITensor, ITensor]:
-    """Process tokens in ``count`` chunks of ``chunk`` tokens; padding tokens do not change the state."""
+    """Return the output and last state, computed in ``count`` chunks of ``chunk`` tokens; padding keeps the state."""
     batch, heads, length, _ = base.known_sizes(net, tokens.query)
     beta = None if tokens.beta is None else split_into_chunks(net, tokens.beta, 2, count, chunk)
     query, key, value, decay = (

@@ -26,9 +26,9 @@ Step: TypeAlias = Callable[[Sequence[ITensor], State], tuple[ITensor, State]]
 def run_steps(
     net: Net, step: Step, inputs: Sequence[ITensor], state: State, *, reverse: bool = False, unroll: int = UNROLLED
 ) -> tuple[ITensor, State]:
-    """Run ``step`` for each element along the first dim of ``inputs``, backwards if ``reverse``; unroll the loop if the
-    number of steps is static and at most ``unroll``. Return the outputs, stacked [steps, ...] in the order of
-    ``inputs``, and the last state."""
+    """Call ``step([x[i] for x in inputs], state) -> (output, state)`` for each i, backwards if ``reverse``; unroll the
+    loop if the number of steps is static and at most ``unroll``. Return the outputs, stacked [steps, ...] in the
+    order of ``inputs``, and the last state."""
     steps = base.known_sizes(net, inputs[0])[0]
     if isinstance(steps, int) and steps <= unroll:
         return _run_unrolled(net, step, inputs, state, range(steps)[:: -1 if reverse else 1])

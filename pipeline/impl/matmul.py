@@ -33,7 +33,7 @@ def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, may_be_em
 def _unrounded_matmul(
     net: Net, a: Value, b: Value, *, transpose_b: bool = False, may_be_empty: bool = True, outer_product: bool = True
 ) -> ITensor:
-    """Return a matmul before rounding: float32 if half precision is expressed in float32 (`_expressed_in_float32`)."""
+    """Return ``a @ b``, still in float32 if `_expressed_in_float32` is true. ``outer_product``: as in `linear`."""
     op_a, op_b = _matrix_operation(base.rank(a), False), _matrix_operation(base.rank(b), transpose_b)
     batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT requires equal ranks
     x = base.tensor(net, a, rank=batch + min(base.rank(a), 2))
@@ -153,7 +153,7 @@ def _outer_product(
 ) -> ITensor:
     """Compute a matmul whose contracted dim has size 1 as an elementwise product of expanded operands. TensorRT's
     implicit broadcast returns wrong results if a reduction's kernel computes an operand (`broadcast-in-reductions`);
-    constants need no expansion."""
+    constants need no expansion. ``a``, ``b``: (the operand, the operand as a tensor)."""
     x, y = _as_matrix(net, a[1], op_a, -2), _as_matrix(net, b[1], op_b, -1)
     rank, vector = base.rank(x), trt.MatrixOperation.VECTOR
     sizes = [m if n == 1 else n for m, n in zip(base.sizes(net, x), base.sizes(net, y), strict=True)]

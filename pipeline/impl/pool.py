@@ -94,7 +94,7 @@ Array = np.ndarray[Any, Any]
 
 @block
 def gather_max(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITensor:
-    """Return the maximum of each window along the last dims, by gathering; None leaves a dim unchanged."""
+    """Return each window's maximum. ``positions`` along the last dims: a row per window; None keeps a dim unchanged."""
     result = base.cast(net, x, arithmetic_dtype(base.dtype_of(x)))
     for dim, rows in _dims_with_windows(x, positions):
         result = extremum(net, "MAX", take(net, result, rows, dim), [dim + 1], False)
@@ -103,7 +103,7 @@ def gather_max(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITens
 
 @block
 def gather_mean(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITensor:
-    """Return the mean of each window along the last dims, by gathering, computed in float32."""
+    """Return the mean of each window, computed in float32; ``positions`` are as in `gather_max`."""
     result = base.cast(net, x, torch.float32)
     for dim, rows in _dims_with_windows(x, positions):
         times = (rows[:, :, None] == rows[:, None, :]).sum(-1)  # repeated elements share one weight
@@ -116,7 +116,7 @@ def gather_mean(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITen
 
 @block
 def gather_argmax(net: Net, x: ITensor, positions: Sequence[Array], sizes: Sequence[int]) -> tuple[ITensor, ITensor]:
-    """Return each window's maximum and its index in the flattened input: the first of equal maxima, or the last NaN."""
+    """Return each window's first maximum (or last NaN), and its index in the flattened input of the sizes ``sizes``."""
     value, index = base.cast(net, x, arithmetic_dtype(base.dtype_of(x))), None
     step = 1
     for (dim, rows), size in zip(_dims_with_windows(x, positions), reversed(sizes), strict=True):
@@ -147,7 +147,7 @@ def _constant_along(net: Net, values: Array, rank: int, dims: Sequence[int]) -> 
 def _window_element(
     net: Net, x: ITensor, index: ITensor | None, dim: int, positions: Array, step: int
 ) -> tuple[ITensor, ITensor]:
-    """Return one element of every window along a dim, and the index of that element."""
+    """Return the elements of ``x`` at positions along a dim, and their flat indices: ``index + positions * step``."""
     picked = base.constant(net, positions)
     value = take(net, x, picked, dim)
     here = _constant_along(net, positions * step, base.rank(x), (dim,))

@@ -102,8 +102,8 @@ def fake_quantize_by_rounding(net: Net, x: Value, scale: Value, type: str) -> IT
 
 @building_block
 def fake_quantize_blocks(net: Net, x: Value, scale: Value | None, type: str, size: int) -> ITensor:
-    """Quantize and dequantize with a scale per block of the last dim, computed at run time: E8M0, or E4M3 *
-    ``scale``."""
+    """Quantize and dequantize with a scale per block of the last dim, computed at run time: an E8M0 number, or (with
+    ``scale``) an E4M3 number times ``scale``."""
     x, dtype = base.tensor(net, x), base.dtype_of(x)
     of_scales = trt_dtype(NAMES["e8m0" if scale is None else "fp8"])
     layer = net.add("dynamic_quantize", x, base.rank(x) - 1, size, trt_dtype(NAMES[type]), of_scales)

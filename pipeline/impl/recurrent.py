@@ -124,7 +124,7 @@ def recurrent(
 def _run_layer(
     net: Net, cell: Cell, x: ITensor, state: State, weights: Weights, in_sequence: ITensor | None, *, reverse: bool
 ) -> tuple[ITensor, State]:
-    """Run one layer in one direction, from inputs [steps, batch, features] to outputs [steps, batch, hidden]."""
+    """Run one layer in one direction on [steps, batch, features]; return [steps, batch, hidden] and the last state."""
     given = linear(net, x, weights.input, weights.biases[0])
     if weights.biases[1] is not None and not cell.late_bias:
         given = binary(net, "SUM", given, weights.biases[1])

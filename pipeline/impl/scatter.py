@@ -120,8 +120,8 @@ def scatter_reduce(
 
 
 def _pad_if_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[ITensor, ITensor]:
-    """Append an index that matches no position to indices that may be empty (and an element to ``source``): the kernel
-    of the first sum also writes the positions for other kernels, but only if its loop has elements (`empty-loops`)."""
+    """Append an index that matches no position (and an element to ``source``) if the indices may be empty: a kernel
+    that sums no elements would not write its other results, the positions, which other kernels read (`empty-loops`)."""
     size = base.known_sizes(net, index)[dim]
     if not is_avoided("empty-loops") or not isinstance(size, SymbolicInt) or not may_be_zero(net, size):
         return index, source
@@ -133,7 +133,7 @@ def _pad_if_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[
 
 
 def _compare_with_positions(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
-    """Compare each index with each position; the positions are a new dim before the dim of the indices."""
+    """Return a mask: whether each index equals each of ``size`` positions, which are a new dim before ``dim``."""
     rank = base.rank(index) + 1
     places = base.reshape(net, iota(net, [size], [1]), [size if i == dim else 1 for i in range(rank)])
     places = base.cast(net, places, base.dtype_of(index))
@@ -141,7 +141,7 @@ def _compare_with_positions(net: Net, index: ITensor, dim: int, size: Size) -> I
 
 
 def _divide_by_counts(net: Net, total: ITensor, count: ITensor, include_self: bool) -> ITensor:
-    """Divide sums by their numbers of values, rounded down for integers."""
+    """Divide each sum by its ``count``, plus 1 if ``include_self``; quotients of integers are rounded down."""
     dtype = base.dtype_of(total)
     number = _elementwise.binary(net, "SUM" if include_self else "MAX", count, 1)
     divisor = base.cast(net, number, dtype)

@@ -66,7 +66,7 @@ def _transpose(net: Net, x: ITensor) -> ITensor:
 def _parallel_scan(
     net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, length: Size, longest: int
 ) -> tuple[ITensor, ITensor]:
-    """Process tokens by a parallel scan, which combines each state with the state 1, 2, 4, … tokens before it."""
+    """Return output and last state: a scan combines each state with that 1, 2, 4, … (< ``longest``) tokens before."""
     rates = base.unsqueeze(net, a, [0, 3])  # [1, D, N, 1]
     input, step, b, c = (base.unsqueeze(net, x, [d]) for x, d in zip(tokens, (2, 2, 1, 1), strict=True))
     since = cumulative_sum(net, step, 3, torch.float32)
@@ -81,7 +81,7 @@ def _parallel_scan(
 
 
 def _by_chunks(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
-    """Process tokens in chunks of ``chunk`` tokens; padding tokens in the last chunk do not change the state."""
+    """Return the output and last state, computed in chunks of ``chunk`` tokens; padding keeps the state."""
     batch, width, length = base.known_sizes(net, tokens[0])
     count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
 

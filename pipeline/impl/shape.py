@@ -26,7 +26,7 @@ def full(net: Net, shape: Sequence[Size], value: Value, dtype: torch.dtype) -> I
 
 @block
 def arange(net: Net, start: Value, step: Value, length: Size, dtype: torch.dtype) -> ITensor:
-    """Return ``start + i * step`` for each i below the length, computed in a dtype that LINSPACE has, then cast."""
+    """Return ``start + i * step`` for each i below ``length``, in ``dtype``; TensorRT computes float32 or integers."""
     other = torch.float32 if dtype.is_floating_point else torch.int32
     compute = dtype if dtype in (torch.int32, torch.int64) else other
     layer = net.add("fill", (1,), trt.FillOperation.LINSPACE, to_trt(compute))
@@ -97,7 +97,7 @@ def concatenate(net: Net, tensors: Sequence[Value], dim: int, dtype: torch.dtype
 
 @block
 def repeat(net: Net, x: ITensor, repeats: Sequence[Size], shape: Sequence[Size]) -> ITensor:
-    """Repeat a tensor along each dim by a slice that wraps around; the tensor must have the rank of the result."""
+    """Repeat ``x`` along each dim to the result's ``shape``, by a slice that wraps around; both have the same rank."""
     known = base.known_sizes(net, x)
     axes = [i for i, r in enumerate(repeats) if r != 1]
     if all(known[i] == 1 for i in axes):

@@ -132,7 +132,7 @@ def sort(net: Net, x: Value, dim: int, descending: bool, stable: bool) -> Values
 
 
 def _sort_ties(net: Net, keys: ITensor, indices: ITensor, length: Size, dim: int) -> ITensor:
-    """Sort the indices within each run of equal keys, by a sort of the run's number times a constant plus the index."""
+    """Sort the indices within each run of equal keys, by sorting ``run * MAX_K + index``, where runs are numbered."""
     rank = base.rank(keys)
     axis = base.axis(dim, rank)
     before = strided_slice(net, keys, [axis], [-1], [length], mode="CLAMP")

@@ -57,7 +57,7 @@ def absolute(net: Net, x: ITensor) -> ITensor:
 
 @block
 def is_negative(net: Net, x: ITensor) -> ITensor:
-    """Return whether the sign bit of each float is set, also for -0, which its reciprocal shows."""
+    """Return whether each float's sign bit is set, also for -0, which is recognized by its reciprocal, -inf."""
     below = layer(net, "LESS", x, 0.0, base.dtype_of(x))
     zero = layer(net, "LESS", base.unary(net, "RECIP", x), 0.0, base.dtype_of(x))
     return base.elementwise(net, "OR", below, zero)

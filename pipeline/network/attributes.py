@@ -147,7 +147,7 @@ def typed(
 
 
 def attention_has(layer: trt.ILayer, name: str) -> bool:
-    """Return whether the attention to which a boundary layer belongs has an attribute in this version of TensorRT."""
+    """Return whether the attention of an attention input or output layer has an attribute in this TensorRT version."""
     return hasattr(layer.attention, name)
 
 

@@ -143,7 +143,7 @@ class ConversionContext:
 
     def record_weight(self, name: str, weight: torch.Tensor) -> None:
         """Record a weight under a name, and keep it alive until the build. If it is one of the program's constants, the
-        engine's weight is named after the constant, and a refit computes its new value as the constant's."""
+        engine's weight is named after the constant, and a refit sets it to the constant's new value."""
         if not isinstance(name, str) or not isinstance(weight, torch.Tensor):
             raise TypeError(f"record_weight takes a name and a torch.Tensor, got {name!r} and {kind_of(weight)}")
         self.recorded.setdefault(weight.data_ptr(), name)
@@ -173,7 +173,7 @@ class ConversionContext:
         return next(found, None) if tensor.numel() > 1 else None
 
     def trt_weights(self, value: torch.Tensor) -> Any:
-        """Return ``trt.Weights`` of a constant, named by `constant_names` or content; only strided memory is copied."""
+        """Return ``trt.Weights`` of a constant, named by `constant_names` or content, without a copy if possible."""
         tensor = narrow_float64(value.detach().cpu().contiguous())
         constant = self.find_equal_constant(value)
         name = None if constant is None else self.constant_names[id(constant)]

@@ -93,7 +93,7 @@ def find_quantized_pairs(network: Network, plan: Any, built_network: Network | N
 
 
 def _dequantizing_layers(network: Network) -> Iterator[tuple[Layer, Literal["weight", "activation"], str]]:
-    """Yield the layers that dequantize weights or activations (not scales), with this role and the quantized type."""
+    """Yield (layer, role, quantized type) for the layers that dequantize weights or activations, not scales."""
     makers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
     dequantizes = [layer for layer in network.layers if layer.kind == "DEQUANTIZE"]
     scales = {layer.inputs[1] for layer in dequantizes}
@@ -148,7 +148,7 @@ def _layers_reading(network: Network, tensor_name: str) -> list[Layer]:
 
 
 def _read_kernels(plan: Any) -> tuple[PlanKernel, ...] | None:
-    """Return the kernels of a plan's first program; None if the plan does not contain its program as text."""
+    """Return the kernels of the program ``main {`` … that a plan contains as text; None if there is no such text."""
     found = _PROGRAM.search(plan)
     if found is None:
         return None

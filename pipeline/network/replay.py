@@ -88,7 +88,7 @@ class _Replay:
         return self.owners[key]
 
     def attention_boundary(self, row: Layer, inputs: list[trt.ITensor]) -> trt.ILayer:
-        """Return a boundary layer of an attention; the row of the first makes TensorRT create both boundary layers."""
+        """Return an attention's input or output layer; TensorRT creates both when the input layer is replayed."""
         if row.kind == "ATTENTION_OUTPUT":
             return typed_layer(self.net, self.net.num_layers - 1)
         norm, kind = trt.AttentionNormalizationOp.__members__[row.attribute("norm_op")], row.attribute("causal_kind")

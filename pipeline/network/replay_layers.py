@@ -20,12 +20,12 @@ LayerMaker: TypeAlias = Callable[[trt.INetworkDefinition, Layer, Inputs, Weights
 
 
 def _enum_member(enum_name: str) -> Encode:
-    """Return a function that finds a member of TensorRT's enum ``enum_name``, which some versions do not have."""
+    """Return a function from a name to the member of TensorRT's enum ``enum_name``, which some versions lack."""
     return lambda member: getattr(trt, enum_name).__members__[member]
 
 
 def _maker(method: str, input_count: int, **arguments: Encode) -> LayerMaker:
-    """Return a function that creates a layer by ``add_<method>`` with ``input_count`` inputs and with attributes."""
+    """Return a function that calls ``add_<method>`` with ``input_count`` inputs and the encoded ``arguments``."""
 
     def make(net: trt.INetworkDefinition, row: Layer, tensors: Inputs, weights: WeightsByRole) -> trt.ILayer:
         values = (encode(row.attribute(name)) for name, encode in arguments.items())
@@ -35,7 +35,7 @@ def _maker(method: str, input_count: int, **arguments: Encode) -> LayerMaker:
 
 
 def _maker_from_list(method: str, **arguments: Encode) -> LayerMaker:
-    """Return a function that creates a layer by ``add_<method>`` with a list of all its inputs and its attributes."""
+    """Return a function that calls ``add_<method>`` with a list of all inputs and the encoded ``arguments``."""
     return lambda net, row, given, weights: _maker(method, 1, **arguments)(net, row, [list(given)], weights)
 
 
