@@ -104,7 +104,7 @@ def _load_model_file(path: Path) -> Source:
 
 
 def _is_pickled(path: Path) -> bool:
-    """Return whether torch.save wrote a file: a zip file with a pickle, without the constants of TorchScript."""
+    """Return whether torch.save wrote a file: a zip file with ``data.pkl``, without TorchScript's ``constants.pkl``."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:

@@ -86,7 +86,7 @@ def run_diff(options: argparse.Namespace, parser: argparse.ArgumentParser) -> st
 
 
 def _view_variant(options: argparse.Namespace, parser: argparse.ArgumentParser, settings: Sequence[str]) -> ProgramView:
-    """Compile the model of a SPEC with ``settings`` (texts ``NAME=VALUE``); return what reports show of the program."""
+    """Compile the model of SPEC with ``settings`` (texts ``NAME=VALUE``); return a `ProgramView` to compare."""
     if not (options.left or options.right):
         raise UsageError("pass two paths, A and B, or one SPEC with --left NAME=VALUE or --right NAME=VALUE")
     if not names_a_model(options.spec):
