@@ -111,7 +111,7 @@ def _matches_name(target: str, typed_name: str) -> bool:
 
 
 def _describe_row(row: SupportRow) -> str:
-    """Return the schema, converters and limits of an operator that has a converter, a line for each."""
+    """Return an operator's name, schema, converters and limits as text, each on a line such as ``schema: …``."""
     facts = {
         "schema": row.schema,
         "converter": ", ".join(row.converters),

@@ -100,7 +100,7 @@ def _view_variant(options: argparse.Namespace, parser: argparse.ArgumentParser, 
 
 
 def _setting_flag(text: str) -> list[str]:
-    """Convert a changed setting such as ``optimization_level=5`` to the equivalent flag of the command line."""
+    """Convert a text NAME=VALUE to flags: ``optimization_level=5`` becomes ``["--optimization-level=5"]``."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"{text!r} is not a setting: write NAME=VALUE, such as optimization_level=5 or precision=fp16")

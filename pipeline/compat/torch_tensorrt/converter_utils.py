@@ -125,7 +125,7 @@ def broadcastable(a: Argument, b: Argument) -> bool:
 def broadcast(
     ctx: Conversion, a: trt.ITensor, b: trt.ITensor, a_name: str, b_name: str, preset_diff: int = 0
 ) -> tuple[trt.ITensor, trt.ITensor]:
-    """Reshape two tensors to the same rank by prepending dims of size 1; prepend ``preset_diff`` more to ``a``."""
+    """Prepend dims of size 1 to ``a`` or ``b``, until ``a`` has ``preset_diff`` dims more than ``b``; return both."""
     missing = len(a.shape) - len(b.shape) - preset_diff
     b = prepend_ones(ctx, b, f"{b_name}_broadcast", missing) if missing > 0 else b
     return (prepend_ones(ctx, a, f"{a_name}_broadcast", -missing) if missing < 0 else a), b

@@ -325,7 +325,7 @@ def _own_cache(model: CompiledGeneration, passed_cache: Cache | None) -> FilledC
 
 
 def _check_assisted(model: CompiledGeneration, assistant: object) -> None:
-    """Raise a ValueError if generation cannot be assisted by this model or (None) by prompt lookup."""
+    """Raise a ValueError if ``assistant`` (None: prompt lookup) cannot propose draft tokens for ``model``."""
     if isinstance(assistant, CompiledGeneration):
         if assistant.runners["decoder"] is model.runners["decoder"]:
             raise ValueError("assistant_model is the model itself, and shares its cache: pass model.new_state()")

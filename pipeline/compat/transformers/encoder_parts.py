@@ -94,7 +94,7 @@ class Family:
 
     @abstractmethod
     def split_inputs(self, inputs: EncoderInputs) -> list[Part]:
-        """Split an encoder call into parts, such as single images, for which the encoder can be called separately."""
+        """Split an encoder call into parts, such as images, that can run alone; return (tensor, layout) of each."""
 
     def split_call(self, call: EncoderCall) -> list[CallArgs]:
         """Return the encoder's ``args`` and ``kwargs`` for each part of a call; [] if it is unlike the example call."""
@@ -287,7 +287,7 @@ def compile_encoders(
 def _compile_group(
     group: CallGroup, compile: Callable[[CallGroup], Compiled], must_compile: bool
 ) -> list[tuple[CallGroup, Compiled]]:
-    """Compile one program for all sizes of a `CallGroup`; if that fails, compile a program for each example size."""
+    """Compile a program for a `CallGroup` or, if that fails, for each example size; return (group, program) pairs."""
     try:
         return [(group, compile(group))]
     except CaptureError as error:

@@ -73,7 +73,7 @@ def program_mask(
 
 
 class CompiledEncoder(torch.nn.Module):
-    """An encoder whose ``forward`` runs a program; ``cross`` of its output has cross attention's keys and values."""
+    """An encoder that runs a program; its output has the field ``cross``, keys and values for cross attention."""
 
     def __init__(
         self, shell: torch.nn.Module, module: CompiledModule, embedded: EmbeddingSpec | None, embed: torch.nn.Module

@@ -208,7 +208,7 @@ def _with_shared_weights(compile: Stages) -> Stages:
 
 
 def _with_engine_cuts(compile: Stages, layer_pattern: str) -> Stages:
-    """If weights are shared and the partitioner is the default, return the pipeline with cuts between these layers."""
+    """Return ``compile``; if it shares weights and has the default partitioner, with engines cut between the layers."""
     shared = "shared_weights" in compile and "engine_per_profile" in compile
     if not (shared and layer_pattern and compile["partition"] == as_stage(partition)):
         return compile

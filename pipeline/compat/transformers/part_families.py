@@ -77,7 +77,7 @@ class PatchEncoders(Family):
 
     @classmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Describe an encoder by the largest frame of its example calls; the encoder is run to determine ``unit``."""
+        """Describe an encoder by the largest frame of its example calls; a run shows how many patches give a token."""
         grids = [(grid, each) for each in examples for grid in cls.layouts(each)]
         two = precompute_values(encoder, grid_thw=torch.tensor([[2, *grids[0][0][1:]]]))
         apart = two["cu_seqlens"].numel() == 3
@@ -209,7 +209,7 @@ class AudioEncoders(Family):
         return [(inputs.floats, lengths) for lengths in self.layouts(inputs)]
 
     def arguments_for_part(self, part: Part) -> CallArgs:
-        """Return the encoder's arguments with precomputed chunks and windows in place of audio inputs."""
+        """Return the encoder's arguments for a call: chunks and windows, precomputed from the audio, replace it."""
         args, kwargs = self.example.with_tensors(None, None)
         found = _precompute_arguments_from_audio(self.tower, *part)
         return args, {**kwargs, **found, "cu_seqlens": Windows.from_ends(found["cu_seqlens"], self.window)}

@@ -97,7 +97,7 @@ class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
         return recurrent_states
 
     def run_operator(self, operator: Target, state_shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
-        """Apply a recurrence operator to tokens and the stored state; store the new state, return the result."""
+        """Return the output of ``operator(*inputs, state)`` for the stored state; store the new state."""
         name, like = f"recurrent_{self.scans}", inputs[0]
         assert like is not None
         output, last = operator(*inputs, self.state_before(name, state_shape, like))
@@ -260,8 +260,8 @@ replacement's first argument is the replaced function; its other parameters are 
 
 @cache
 def _replacements(module: ModuleType) -> Patches:
-    """Return the globals to replace in a transformers module. Models call these functions as globals, so neither a
-    registry of transformers nor a torch mode can intercept the calls."""
+    """Return patches that replace recurrence functions in a transformers module. Models call these functions as
+    globals, so neither a registry of transformers nor a torch mode can intercept the calls."""
     why = "reads and writes states that its cache holds, and computes one token otherwise than several"
     return Patches([Replacement(module, name, ours, why, module.__name__) for name, ours in REPLACEMENTS.items()])
 
