@@ -231,7 +231,7 @@ def experts_without_loops(step: torch.nn.Module) -> Iterator[None]:
 def _run_experts_on_all_rows(
     experts: Pretrained, rows: torch.Tensor, routing: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Return, for ``rows`` [n, width], the output of each row's expert, multiplied by the row's weight [n, 1]. ``routing``
+    """Return, for ``rows`` [n, width], the output of each row's expert times the row's weight [n, 1]. ``routing``
     [n, 1, experts] is 1 at that expert, or 0 at all experts if that one has no capacity left; the output is then 0."""
     result = torch.zeros_like(rows)
     for i in range(experts.num_experts):
