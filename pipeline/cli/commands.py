@@ -98,7 +98,7 @@ def _print_error(exit_code: int, message: str) -> int:
 
 
 def _discard_output() -> None:
-    """Discard output that a closed pipe did not accept; Python would write it again at exit, and report an error."""
+    """Redirect stdout, which did not accept the output, to os.devnull, so that Python's flush at exit does not fail."""
     with contextlib.suppress(OSError, ValueError):
         stdout = sys.stdout.fileno()
         os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
@@ -167,7 +167,7 @@ class _Version(argparse.Action):
 
 
 def _create_parsers(requested_command: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the main parser and the requested command's; others get no flags, which are in their commands' modules."""
+    """Return the parser of ``pipeline`` and that of the requested command; no other command's module is imported."""
     parser = chosen = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print the versions of pipeline, torch and TensorRT"

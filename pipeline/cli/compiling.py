@@ -128,7 +128,7 @@ def run_bisect(options: argparse.Namespace) -> int:
 
 
 def _agreement_or_note(options: argparse.Namespace, compiled: Compiled, source: Source) -> tuple[Agreement | None, str]:
-    """Return the compiled program's error against eager PyTorch, or None and the reason why it was not measured."""
+    """Return (error against eager PyTorch, "") or, if the error was not measured, (None, the reason as text)."""
     if options.no_check:
         return None, "--no-check"
     if options.verify:
@@ -151,7 +151,7 @@ def _check_output_folder(folder: Path, may_replace: bool) -> None:
 
 
 def run_support(options: argparse.Namespace) -> int:
-    """Run ``pipeline support``: print all operators that have a converter, or one; return 1 if that one has none."""
+    """Run ``pipeline support``: list supported operators, or describe TARGET; return 1 if TARGET is unsupported."""
     if options.markdown:
         if options.target is not None:
             raise UsageError("--markdown prints the table of all operators, and takes no TARGET")

@@ -72,7 +72,7 @@ def operators_page() -> str:
 
 
 def _abbreviate_names(targets: list[str], known_operators: Sequence[str]) -> str:
-    """Return names as one text; if ``targets`` has all known overloads of an operator, its name replaces them."""
+    """Join operator names: ``aten.add.Tensor`` becomes `add.Tensor`; all known overloads of aten.add become `add`."""
     packets: dict[str, list[str]] = {}
     for target in targets:
         packets.setdefault(target.rpartition(".")[0], []).append(target)
@@ -89,7 +89,7 @@ def _markdown_table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def describe_operator(typed_name: str) -> tuple[str, bool]:
-    """Describe the converters and decompositions of an operator or all its overloads; return whether there are any."""
+    """Return a text about an operator's converters and decompositions, and True; if it has none, why, and False."""
     name = re.sub(r"^torch\.(ops\.|nn\.functional\.)?", "", typed_name.strip()).replace("::", ".")
     if not name:
         raise UsageError("the operator's name is empty; `pipeline support` lists all operators with a converter")
@@ -111,7 +111,7 @@ def _matches_name(target: str, typed_name: str) -> bool:
 
 
 def _describe_row(row: SupportRow) -> str:
-    """Return the schema, converters and limits of an operator that has a converter, a line for each."""
+    """Return an operator's name, schema, converters and limits as text, each on a line such as ``schema: …``."""
     facts = {
         "schema": row.schema,
         "converter": ", ".join(row.converters),

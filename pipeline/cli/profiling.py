@@ -50,7 +50,7 @@ def run_profile(options: argparse.Namespace) -> str:
 
 
 def inputs_in_order(program: Compiled, input_flags: Sequence[str]) -> Iterator[object]:
-    """Return a saved program's inputs in order: read from the given files, or random tensors of the optimal sizes."""
+    """Yield a program's inputs in order: values of flags ``NAME=FILE.npy``, else random tensors of optimal sizes."""
     ports, generator = program.program.inputs, torch.Generator().manual_seed(0)
     found = parse_input_flags(program, input_flags)
     for port in ports:

@@ -118,7 +118,7 @@ def run_export(options: argparse.Namespace) -> str:
 
 
 def _input_values(program: Compiled, input_flags: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Return a saved program's inputs as (name, value) pairs; raise a `UsageError` if an input is missing."""
+    """Return (name, value) of each input, from flags ``NAME=VALUE``; raise a `UsageError` if one is missing."""
     ports = {port.name: port for port in inputs_of(program.program)}
     found = parse_input_flags(program, input_flags)
     if missing := [name for name in ports if name not in found]:

@@ -104,7 +104,7 @@ def _load_model_file(path: Path) -> Source:
 
 
 def _is_pickled(path: Path) -> bool:
-    """Return whether torch.save wrote a file: a zip file with a pickle, without the constants of TorchScript."""
+    """Return whether torch.save wrote a file: a zip file with ``data.pkl``, without TorchScript's ``constants.pkl``."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -195,7 +195,7 @@ def _source_from_result(spec: str, name: str, result: object) -> Source:
 
 
 def _match_inputs(exported: ExportedProgram, inputs: Sequence[Input]) -> tuple[Input, ...]:
-    """Return the user's inputs in the exported program's order, after checking that the export accepts them."""
+    """Return ``inputs`` in the exported program's order; raise a `UsageError` if the program does not accept them."""
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     names = list(exported.graph_signature.user_inputs)
     unnamed = iter([i for i in inputs if not i.name])

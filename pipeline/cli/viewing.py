@@ -86,7 +86,7 @@ def run_diff(options: argparse.Namespace, parser: argparse.ArgumentParser) -> st
 
 
 def _view_variant(options: argparse.Namespace, parser: argparse.ArgumentParser, settings: Sequence[str]) -> ProgramView:
-    """Compile the model of a SPEC with ``settings`` (texts ``NAME=VALUE``); return what reports show of the program."""
+    """Compile the model of SPEC with ``settings`` (texts ``NAME=VALUE``); return a `ProgramView` to compare."""
     if not (options.left or options.right):
         raise UsageError("pass two paths, A and B, or one SPEC with --left NAME=VALUE or --right NAME=VALUE")
     if not names_a_model(options.spec):
@@ -100,7 +100,7 @@ def _view_variant(options: argparse.Namespace, parser: argparse.ArgumentParser, 
 
 
 def _setting_flag(text: str) -> list[str]:
-    """Convert a changed setting such as ``optimization_level=5`` to the equivalent flag of the command line."""
+    """Convert a text NAME=VALUE to flags: ``optimization_level=5`` becomes ``["--optimization-level=5"]``."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"{text!r} is not a setting: write NAME=VALUE, such as optimization_level=5 or precision=fp16")

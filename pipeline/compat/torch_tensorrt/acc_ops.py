@@ -63,7 +63,7 @@ FX_NAMES: Final[FrozenDict[Operator, FrozenDict[str, str]]] = FrozenDict(
 
 
 def named_arguments(target: Target, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> dict[str, Argument]:
-    """Return a call's arguments by ``acc_ops`` names, with defaults; for a Python function, return its ``kwargs``."""
+    """Return a call's arguments and defaults by ``acc_ops`` names; if ``target`` has no schema, return ``kwargs``."""
     if not isinstance(target, torch._ops.OpOverload):
         return dict(kwargs)
     names = [argument.name for argument in target._schema.arguments]

@@ -125,7 +125,7 @@ def broadcastable(a: Argument, b: Argument) -> bool:
 def broadcast(
     ctx: Conversion, a: trt.ITensor, b: trt.ITensor, a_name: str, b_name: str, preset_diff: int = 0
 ) -> tuple[trt.ITensor, trt.ITensor]:
-    """Reshape two tensors to the same rank by prepending dims of size 1; prepend ``preset_diff`` more to ``a``."""
+    """Prepend dims of size 1 to ``a`` or ``b``, until ``a`` has ``preset_diff`` dims more than ``b``; return both."""
     missing = len(a.shape) - len(b.shape) - preset_diff
     b = prepend_ones(ctx, b, f"{b_name}_broadcast", missing) if missing > 0 else b
     return (prepend_ones(ctx, a, f"{a_name}_broadcast", -missing) if missing < 0 else a), b
@@ -204,8 +204,8 @@ def to_trt_weights(
     source_ir: SourceIR | None = None,
     count: int | None = None,
 ) -> Argument:
-    """Create ``trt.Weights`` from a CPU tensor. The tensor is kept alive until the engine is built; if it is a
-    parameter, the weights can be refitted."""
+    """Create ``trt.Weights`` from the CPU tensor ``value``, which is kept alive until the engine is built. Weights of a
+    parameter can be refitted. The parameters after ``value`` have no effect."""
     return as_context(ctx).trt_weights(value)
 
 
@@ -259,7 +259,7 @@ def has_static_shapes(node: Node) -> bool:
 
 
 def has_dynamic_shapes_in_args(arg_positions_to_check: Sequence[int] | None = None) -> Callable[[Node], bool]:
-    """Return a validator that accepts calls with a dynamic size in an argument at these positions (None: at any)."""
+    """Return a validator that accepts calls with a dynamic size in an argument at these positions (None: in any)."""
 
     def dynamic(node: Node) -> bool:
         """Sizes of these arguments vary."""
@@ -270,7 +270,7 @@ def has_dynamic_shapes_in_args(arg_positions_to_check: Sequence[int] | None = No
 
 
 def has_static_shapes_in_args(arg_positions_to_check: Sequence[int] | None = None) -> Callable[[Node], bool]:
-    """Return a validator that accepts calls without dynamic sizes in arguments at these positions (None: at all)."""
+    """Return a validator that accepts calls whose arguments at these positions (None: all) have only static sizes."""
     dynamic = has_dynamic_shapes_in_args(arg_positions_to_check)
 
     def static(node: Node) -> bool:
@@ -290,7 +290,7 @@ def add_activation_layer(
     beta: float | None = None,
     dyn_range_fn: Argument = None,
 ) -> trt.ITensor:
-    """Add an activation layer to the network, as `impl.activation.convert_activation` does."""
+    """Add an activation layer; ``alpha`` and ``beta`` are the layer's; ``dyn_range_fn`` has no effect."""
     return activation.convert_activation(network, target, SourceIR.ACC, name, operation_type, input_val, alpha, beta)
 
 

@@ -40,7 +40,7 @@ class Call:
     kwargs: FrozenDict[str, Argument]
 
     def __getitem__(self, index: int) -> Call:
-        """Return the result with this index, of a call that returns several results."""
+        """Return result number ``index`` of an operator that returns several results, as a `Call`."""
         return call(operator.getitem, self, index)
 
 
@@ -76,7 +76,7 @@ def add_layers_of(ctx: ConversionContext, name: str, calls: Argument) -> Argumen
 def _convert_nodes(
     ctx: ConversionContext, name: str, validated: Validated, inputs: dict[str, Argument]
 ) -> dict[str, Argument]:
-    """Convert each node of a program to layers; return the nodes' values in the network, by node name."""
+    """Add the layers of ``validated.program`` for these ``inputs``; return the values of its nodes, by node name."""
     program, env, around = validated.program, dict(inputs), (ctx.node, ctx.marks)
     marks = find_marks([node for node in program.graph.nodes if node.op == "call_function"], ctx.ranges)
     ctx.marks = Marks([*ctx.marks.of_whole_segment(), *marks])
@@ -96,7 +96,7 @@ def _convert_nodes(
 def _convert_node(
     ctx: ConversionContext, name: str, node: torch.fx.Node, validated: Validated, env: dict[str, Argument]
 ) -> Argument:
-    """Add the layers of a graph node; return their result. ``env`` has the results of earlier nodes by name."""
+    """Add a node's layers by its converter in ``validated``; return the result. ``env``: results of earlier nodes."""
     verdict = validated.verdicts[node.name]
     if verdict.choice is None:
         reasons = "; ".join(map(str, verdict.reasons))
@@ -115,7 +115,7 @@ class _CallGraph:
     env: dict[str, Argument] = field(factory=dict)
 
     def add_argument(self, argument: Argument, schema_type: str = "Tensor") -> Argument:
-        """Return a node for an argument of ``schema_type`` (in the operator's schema), or a plain value unchanged."""
+        """Return the node of a tensor or run-time size, or a plain value; ``schema_type``: such as ``Tensor?``."""
         if isinstance(argument, Call):
             return self.add_call(argument)
         if isinstance(argument, list | tuple | trt.Dims):

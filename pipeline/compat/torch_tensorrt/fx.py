@@ -57,7 +57,7 @@ def tensorrt_converter(
 
 
 def with_named_arguments(function: Function) -> Function:
-    """Wrap a converter so that its ``kwargs`` has all arguments by ``acc_ops`` names, unless it is wrapped already."""
+    """Return a converter that calls ``function`` with all arguments, by their ``acc_ops`` names, in ``kwargs``."""
     if records_of(function, "__by_name__"):
         return function
 

@@ -66,7 +66,7 @@ def as_context(ctx: Conversion) -> ConversionContext:
 
 
 def transpose_constant(ctx: ConversionContext, name: str, value: torch.Tensor) -> Argument:
-    """Return ``value`` or, if it is a transposed view of a weight, layers that transpose the (refittable) weight."""
+    """Return ``value``; if it is a transposed view of a weight, add layers that transpose the weight, for refitting."""
     constant = None if ctx.find_equal_constant(value) is not None else ctx.find_constant_in_memory_of(value)
     order = sorted(range(value.dim()), key=value.stride, reverse=True)
     if constant is None or not value.permute(order).is_contiguous():
@@ -118,7 +118,7 @@ class NetworkFakes:
 
     @classmethod
     def of(cls, ctx: ConversionContext) -> NetworkFakes:
-        """Return the fake tensors of a conversion; they are created once."""
+        """Return the `NetworkFakes` of a conversion, which the first call creates."""
         if not isinstance(ctx.stand_ins, cls):
             assert ctx.node is not None
             mode = fake_mode(ctx.node.graph)

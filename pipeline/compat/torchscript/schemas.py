@@ -63,7 +63,7 @@ def converter(
 
 
 def _bind_by_schema(function: Convert) -> Function:
-    """Wrap a converter `(ctx, node, args)` as the registry calls it: `(ctx, target, args, kwargs, name)`."""
+    """Return a converter `(ctx, target, args, kwargs, name)` that calls `function(ctx, node, args)`."""
     if getattr(function, _BOUND, False):
         return function
 

@@ -27,7 +27,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def replace_entries(table: dict[str, Any], **replacements: object) -> Iterator[None]:
-    """Return a context in which entries of a table of functions, or attributes of an object, are replaced."""
+    """Return a context in which ``table``, such as the ``vars`` of an object, has these ``replacements`` by key."""
     before = {name: table[name] for name in replacements if name in table}
     table.update(replacements)
     try:
@@ -50,10 +50,10 @@ def masked_attention(
     position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute masked attention of queries [batch, heads, length, width]; keys may have fewer heads than queries (GQA).
+    """Return the attention [batch, length, heads, width] of queries [batch, heads, length, width], and None. Keys may
+    have fewer heads than queries (GQA). ``position_bias`` is added to the scores.
 
-    The function is transformers' ``sdpa`` without branches on the number of queries. Its converter selects kernels by
-    the range of that number.
+    The function replaces transformers' ``sdpa``, which branches on the number of queries; this one does not.
     """
     if kwargs.get("softcap") is not None and _sdpa_refuses_softcap():
         raise ValueError(f"sdpa attention does not support softcap, which the model needs: {SOFTCAP_HINT}")
@@ -68,7 +68,7 @@ def masked_attention(
 
 def _scale_query(query: torch.Tensor, scale: float) -> torch.Tensor:
     """Return the query multiplied by the scale, computed in float32 for half precision and rounded before the matmul.
-    Attention is then called with scale 1: if the engine is cut before attention, the scaling is in the first part."""
+    Attention is then called with scale 1, so an engine that ends before the attention still contains the scaling."""
     if scale == 1:
         return query
     return (query.to(torch.promote_types(query.dtype, torch.float32)) * scale).to(query.dtype)
@@ -119,8 +119,8 @@ class Windows(NamedTuple):
 
     @classmethod
     def from_ends(cls, window_ends: torch.Tensor, padded_size: int) -> Windows:
-        """Group positions into windows, given the cumulative ends of the windows [windows + 1], the first of which is
-        0. Each window is padded to ``padded_size`` positions, or to the largest window if that is larger."""
+        """Group positions into windows: ``window_ends`` [0, 4, 6] means the positions 0 to 3, and 4 to 5. Each window
+        is padded to ``padded_size`` positions, or to the largest window if that is larger."""
         starts, lengths = window_ends[:-1].long(), window_ends.long().diff()
         within = torch.arange(max(padded_size, int(lengths.max())), device=window_ends.device)
         real = within < lengths[:, None]
@@ -138,8 +138,9 @@ def attend_in_windows(
     cu_seq_lens_q: Windows | torch.Tensor | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Compute the attention of an encoder [1, positions, heads, width] for queries, keys and values [1, heads,
-    positions, width] of one image or sound: among all positions, or within windows. The mask is ignored."""
+    """Return attention [1, positions, heads, width], and None, for an encoder's queries, keys and values [1, heads,
+    positions, width] of one image or sound. Positions attend to each other within the windows of ``cu_seq_lens_q``, or
+    without limit if it is not a `Windows`. ``attention_mask`` is ignored."""
     if not isinstance(cu_seq_lens_q, Windows):
         if cu_seq_lens_q is not None and cu_seq_lens_q.shape[0] != 2:
             raise ValueError("cu_seq_lens_q has several segments, expected one: pass one image or sound in a call")
@@ -158,7 +159,7 @@ last rows."""
 @contextmanager
 def only_last_row(step: torch.nn.Module) -> Iterator[None]:
     """Return a context in which layers that share keys and values compute only the last token if only its logits are
-    requested. transformers' own code for this branches on the number of tokens, unlike the replacement."""
+    requested. The context replaces transformers' own code for this, which branches on the number of tokens."""
     with ExitStack() as stack:
         for each in step.modules():
             if hasattr(type(each), SLICES):
@@ -170,7 +171,7 @@ def only_last_row(step: torch.nn.Module) -> Iterator[None]:
 def _expand_last_row(
     _: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Pretrained], output: Pretrained
 ) -> Pretrained:
-    """Repeat the last token's hidden state for every token, because the language-model head selects the last token."""
+    """Repeat, as a forward hook, the last token's hidden state for all tokens: the head then selects the last token."""
     if _is_last_row_only(kwargs.get("logits_to_keep")):
         candidates: tuple[Pretrained, ...] = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
         ids = next(each for each in candidates if each is not None)
@@ -191,8 +192,8 @@ def _keep_last_rows(
     logits_to_keep: int | torch.Tensor,
     **_: object,
 ) -> tuple[object, ...]:
-    """Return the last token's part of the inputs of layers that share keys and values: hidden states [batch, length,
-    width], per-layer inputs [batch, length, layers, width], rotary positions, masks [batch, 1, length, positions]."""
+    """Return the first four arguments, cut to the last token if only its logits are requested: ``hidden`` [batch,
+    length, width], ``by_layer`` [batch, length, layers, width], positions, and masks [batch, 1, length, positions]."""
     if not _is_last_row_only(logits_to_keep):
         return hidden, by_layer, rotary_positions, masks
     last = slice(-1, None)
@@ -230,8 +231,8 @@ def experts_without_loops(step: torch.nn.Module) -> Iterator[None]:
 def _run_experts_on_all_rows(
     experts: Pretrained, rows: torch.Tensor, routing: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Return the outputs of all experts [n, width] for rows [n, width]. ``routing`` [n, 1, count] is 1 at a row's
-    expert if the expert has capacity left, else 0; the rows' ``weights`` are [n, 1]."""
+    """Return, for ``rows`` [n, width], the output of each row's expert times the row's weight [n, 1]. ``routing``
+    [n, 1, experts] is 1 at that expert, or 0 at all experts if that one has no capacity left; the output is then 0."""
     result = torch.zeros_like(rows)
     for i in range(experts.num_experts):
         output = experts[f"expert_{i}"](rows) * weights

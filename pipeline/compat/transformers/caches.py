@@ -193,7 +193,7 @@ class FilledCache(Cache):
         self.is_updated: dict[int, bool] = {}
 
     def claim_buffers(self) -> None:
-        """Start or continue to fill the program's cache; raise an error if another sequence has overwritten it."""
+        """Make this cache the owner of the program's buffers; raise an error if another sequence overwrote them."""
         self._check_not_overwritten_by_other_sequence()
         if self.length == 0:
             self.latest.filled = weakref.ref(self)

@@ -70,8 +70,9 @@ def create_weightless_copy(
     encoder_groups: Mapping[str, CallGroup],
     runners: Mapping[str, CompiledModule],
 ) -> CompiledGeneration:
-    """Return a copy of the model without weights (meta tensors), which keeps every attribute that ``generate`` reads.
-    In a multimodal model, programs replace the image and audio encoders; projections and embeddings keep weights."""
+    """Return a copy of the model on the meta device, with every attribute that ``generate`` reads. If ``spec`` (of a
+    multimodal decoder) or ``embedding_spec`` (of an encoder for embeddings) is given, modules outside the language
+    model keep their weights, and ``runners`` of ``encoder_groups``, by name, replace image and audio encoders."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}
@@ -324,7 +325,7 @@ def _own_cache(model: CompiledGeneration, passed_cache: Cache | None) -> FilledC
 
 
 def _check_assisted(model: CompiledGeneration, assistant: object) -> None:
-    """Raise a ValueError if generation cannot be assisted by this model or (None) by prompt lookup."""
+    """Raise a ValueError if ``assistant`` (None: prompt lookup) cannot propose draft tokens for ``model``."""
     if isinstance(assistant, CompiledGeneration):
         if assistant.runners["decoder"] is model.runners["decoder"]:
             raise ValueError("assistant_model is the model itself, and shares its cache: pass model.new_state()")

@@ -44,8 +44,9 @@ def replace_decoder_inputs(
     layer_types: tuple[str, ...] = (),
     per_layer: torch.Tensor | None = None,
 ) -> Iterator[None]:
-    """Return a context in which the language model also gets a prompt's image features for its first layers
-    (``deepstack``), later tokens to attend to (``later_mask``) and inputs of each layer (``per_layer``)."""
+    """Return a context in which ``decoder`` also gets image features for its first layers (``deepstack``) at the tokens
+    where ``is_embedded`` is True, and inputs of each layer (``per_layer``). Its masks, by ``layer_types`` if there are
+    several, also allow attention to later tokens where ``later_mask`` is True."""
 
     def add_inputs(
         _: object, args: tuple[object, ...], given: dict[str, Pretrained]

@@ -48,7 +48,7 @@ class EncoderInputs:
 
     @classmethod
     def from_call(cls, call: EncoderCall) -> EncoderInputs | None:
-        """Return the inputs of an encoder call; None for a call with other tensors. Audio has lengths as integers."""
+        """Return a call's one float tensor and one integer tensor (for audio, the lengths); None if it has others."""
         tensors = [x for x in call.flat[0] if isinstance(x, torch.Tensor)]
         floats = [x for x in tensors if x.is_floating_point()]
         lengths = call.kwargs.get(LENGTHS)
@@ -85,7 +85,7 @@ class Family:
     @classmethod
     @abstractmethod
     def layouts(cls, inputs: EncoderInputs) -> list[tuple[int, ...]]:
-        """Return each image's (sound's) layout, such as (frames, rows, columns); empty for a call of another family."""
+        """Return the layout, such as (frames, rows, columns), of each image in a call; [] for another family's call."""
 
     @classmethod
     @abstractmethod
@@ -94,10 +94,10 @@ class Family:
 
     @abstractmethod
     def split_inputs(self, inputs: EncoderInputs) -> list[Part]:
-        """Split an encoder call into parts, such as single images, for which the encoder can be called separately."""
+        """Split an encoder call into parts, such as images, that can run alone; return (tensor, layout) of each."""
 
     def split_call(self, call: EncoderCall) -> list[CallArgs]:
-        """Return the encoder's ``args`` and ``kwargs`` for each part of a call; empty for a call unlike ``example``."""
+        """Return the encoder's ``args`` and ``kwargs`` for each part of a call; [] if it is unlike the example call."""
         inputs = EncoderInputs.from_call(call)
         if inputs is None or not inputs.is_equal_but_for_tensors(self.example) or not self.layouts(inputs):
             return []
@@ -108,9 +108,9 @@ class Family:
         """Return an encoder's arguments for a part, including values that the encoder otherwise computes in Python."""
 
     @abstractmethod
-    def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield test calls, each as floats and integers, whose parts have the minimum, the maximum and other sizes. The
-        first call is the largest part; its outputs are not compared."""
+    def test_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
+        """Yield test calls, each as (float tensor, integers as a list), whose parts have the minimum, the maximum and
+        other sizes. The first call is the largest part; its outputs are not compared."""
 
 
 @frozen
@@ -226,8 +226,8 @@ def _create_checked_group(family: Family, examples: Sequence[EncoderInputs]) -> 
     """Return a `CallGroup` for the parts of a family's test calls. Raise a `ValueError` if the encoder's outputs for a
     test or example call differ from the concatenated outputs of its parts, or if no size varies."""
     own, path = family.example, family.example.call.path
-    trials = (own.with_tensors(x, torch.tensor(each).to(own.numbers)) for x, each in family.trial_inputs())
-    calls = [EncoderCall(path, *each) for each in trials]
+    test_calls = (own.with_tensors(x, torch.tensor(each).to(own.numbers)) for x, each in family.test_inputs())
+    calls = [EncoderCall(path, *each) for each in test_calls]
     group = group_of_split_calls(family, [part for call in calls for part in family.split_call(call)])
     if all(len(each) == 1 for each in group.sizes):
         raise ValueError("all test calls of the encoder have the same sizes, so no size can be dynamic")
@@ -278,7 +278,8 @@ def join_outputs(outputs: Sequence[Argument], dim: int = 0) -> Argument:
 def compile_encoders(
     groups: Sequence[CallGroup], compile: Callable[[CallGroup], Compiled], must_compile: bool
 ) -> dict[str, tuple[CallGroup, Compiled]]:
-    """Compile a program for each `CallGroup`, by name; on failure, log it or, if ``must_compile``, raise the error."""
+    """Compile a program for each `CallGroup`; return both by the program's name (``tower``, ``tower_1``). If compiling
+    fails, log the error or, if ``must_compile``, raise it."""
     found = [each for group in groups for each in _compile_group(group, compile, must_compile)]
     return {f"tower_{i}" if i else "tower": each for i, each in enumerate(found)}
 
@@ -286,7 +287,7 @@ def compile_encoders(
 def _compile_group(
     group: CallGroup, compile: Callable[[CallGroup], Compiled], must_compile: bool
 ) -> list[tuple[CallGroup, Compiled]]:
-    """Compile one program for all sizes of a `CallGroup`; if that fails, compile a program for each example size."""
+    """Compile a program for a `CallGroup` or, if that fails, for each example size; return (group, program) pairs."""
     try:
         return [(group, compile(group))]
     except CaptureError as error:

@@ -66,14 +66,14 @@ def _treats_ids_as_embeddings(model: Pretrained) -> bool:
 def program_mask(
     module: CompiledModule, input_name: str, mask: torch.Tensor | None, shape: tuple[int, ...]
 ) -> torch.Tensor | None:
-    """Return the mask for a program's input of this name: ones if ``mask`` is None; None if there is no such input."""
+    """Return ``mask`` (None: ones of ``shape``) as int64; None if the program has no input ``input_name``."""
     if not any(port.name == input_name and port.kind == "tensor" for port in module.program.inputs):
         return None
     return torch.ones(shape, dtype=torch.int64, device=module.device) if mask is None else mask.to(torch.int64)
 
 
 class CompiledEncoder(torch.nn.Module):
-    """An encoder whose ``forward`` runs a program; ``cross`` of its output has cross attention's keys and values."""
+    """An encoder that runs a program; its output has the field ``cross``, keys and values for cross attention."""
 
     def __init__(
         self, shell: torch.nn.Module, module: CompiledModule, embedded: EmbeddingSpec | None, embed: torch.nn.Module

@@ -79,7 +79,7 @@ class PipelineRunner(ModelRunner):
         return cls(program, metadata, torch.device(device or default))
 
     def __call__(self, share_inputs: bool = True, share_outputs: bool = False, **kwargs: Argument) -> Argument:
-        """Run the program; inputs on the runner's device are not copied, and results are new tensors there."""
+        """Run the program on ``kwargs``, moved to the runner's device; the ``share_`` arguments have no effect."""
         given = {**self.metadata.in_constants, **kwargs}
         ordered = {name: given[name] for name in self._order if name in given}
         return self.module(**tree_map_only(torch.Tensor, lambda tensor: tensor.to(self._device), ordered))

@@ -110,7 +110,8 @@ def compile_for_generation(
 def _compile_all_parts(
     model: Pretrained, compile: Stages, compile_step: Stages, sizes: Sizes, example: Example, executor: Executor | None
 ) -> Pretrained:
-    """Compile decoder and encoder (``compile_step``), and image and audio encoders (either); return the whole model."""
+    """Compile a model's decoder and encoder by ``compile_step``, and its image and audio encoders by ``compile`` or, if
+    their engines share weights, ``compile_step``; return the compiled model."""
     seen, heard, calls = _record_examples(model, example)
     encoded = heard or (example if isinstance(example, torch.Tensor) else None)
     if model.config.is_encoder_decoder:
@@ -152,9 +153,9 @@ def _choose_pipeline(model: object, compile: Stages | None, settings: Mapping[st
 def _compile_encoders(
     model: Pretrained, compile: Stages, compile_step: Stages, calls: Sequence[EncoderCall]
 ) -> tuple[Programs, dict[str, CallGroup]]:
-    """Compile a model's image and audio encoders, for the example calls and for all sizes; return the programs, and the
-    `CallGroup` of calls that each of them runs. The engines of a program for all sizes, and those of an encoder with
-    several programs for example calls, share weights (``compile_step``); others are compiled by ``compile``."""
+    """Compile programs of a model's image and audio encoders: some for the example calls and, if possible, one for all
+    sizes. Return two dicts by program name: the programs, and the `CallGroup` that each program runs. ``compile_step``
+    makes programs that share weights, ``compile`` the program of an encoder's only group of example calls."""
     groups = group_calls(model, calls)
     counts = Counter(group.path for group in groups)
     for path in counts:
@@ -176,8 +177,9 @@ def _compile_encoders(
 def _record_examples(
     model: Pretrained, example: Example
 ) -> tuple[tuple[Sample, ...], EmbeddingSpec | None, list[EncoderCall]]:
-    """Run the model on example prompts; return a decoder's `Sample` for each, or an encoder's input, and the calls
-    of image and audio encoders. Raise an error for a model whose ``generate`` calls ``generate`` of a submodule."""
+    """Run the model on example prompts; return (a `Sample` for each prompt of a decoder, the `EmbeddingSpec` of an
+    encoder's input or None, the recorded calls of image and audio encoders). If ``example`` is None or a tensor, return
+    ((), None, []). Raise an error for a model whose ``generate`` calls ``generate`` of a submodule."""
     able = [(name, each) for name, each in model.named_children() if hasattr(each, "generate")]
     inside = next((name for name, each in able if model.get_decoder() in {*each.modules()}), "")
     if inside and type(model).generate is not GenerationMixin.generate:
@@ -206,7 +208,7 @@ def _with_shared_weights(compile: Stages) -> Stages:
 
 
 def _with_engine_cuts(compile: Stages, layer_pattern: str) -> Stages:
-    """If weights are shared and the partitioner is the default, return the pipeline with cuts between these layers."""
+    """Return ``compile``; if it shares weights and has the default partitioner, with engines cut between the layers."""
     shared = "shared_weights" in compile and "engine_per_profile" in compile
     if not (shared and layer_pattern and compile["partition"] == as_stage(partition)):
         return compile
@@ -265,7 +267,7 @@ def _decoder_inputs(model: Pretrained, sizes: Sizes, spec: PromptSpec | None = N
 
 
 def _shift_dims(count: int, sizes: DimSizes) -> DimSizes:
-    """Return the sizes with each dim's index increased by ``count``."""
+    """Return the sizes, a dict by dim, with ``count`` added to each dim: for 1, ``{0: size}`` becomes ``{1: size}``."""
     return {dim + count: size for dim, size in sizes.items()}
 
 
@@ -300,7 +302,7 @@ def _compile_encoder_decoder(
 def _example_encoder_inputs(
     model: Pretrained, batch: int, length: int | None, example: torch.Tensor | EmbeddingSpec | None
 ) -> torch.Tensor:
-    """Return example inputs of the encoder: tokens, embeddings, rows like the example's, or Whisper's features."""
+    """Return encoder input of ``batch`` rows: copies of an example's row, or zeros (tokens, embeddings, audio)."""
     encoder = model.get_encoder()
     if isinstance(example, EmbeddingSpec):
         return torch.zeros(batch, length or 1, example.width, dtype=example.dtype, device=model.device)

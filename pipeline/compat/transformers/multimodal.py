@@ -58,10 +58,10 @@ class PromptSpec:
 
 @frozen
 class Prompt:
-    """The inputs that a language model gets for a multimodal prompt: embeddings [rows, length, width], position ids
-    [rows, length] or [positions, rows, length], features that the first layers add [layers, rows, length, width], a
-    mask of the later tokens to which each token attends [rows, length, length], the layer types with this mask, and
-    each layer's additional input [rows, length, layers, width]."""
+    """The inputs that a language model gets for a multimodal prompt: ``embeds`` [rows, length, width]; position ids
+    ``places`` [rows, length] or [positions, rows, length]; ``added`` [layers, rows, length, width], which the first
+    layers add; the mask ``ahead`` [rows, length, length] of later tokens to which each token attends, for the layer
+    types ``kinds``; and ``by_layer`` [rows, length, layers, width], each layer's additional input."""
 
     embeds: torch.Tensor
     places: torch.Tensor | None
@@ -90,7 +90,7 @@ class Prompt:
 @frozen
 class Sample:
     """A multimodal example that the model ran: its tokens and mask, its `Prompt`, the logits [rows, vocabulary] of its
-    last token, the calls of image and audio encoders, and whether the model's default position ids count padding."""
+    last token, the calls of image and audio encoders (``towers``), and whether position ids count padding."""
 
     tokens: torch.Tensor
     mask: torch.Tensor
@@ -259,8 +259,8 @@ def _is_float_per_tensor(value: object) -> Iterator[bool]:
 
 
 def compute_prompt(forward: Callable[..., object], inputs: Mapping[str, Pretrained], model_name: str) -> Prompt | None:
-    """Run a model's own code on text and other inputs, and return the resulting `Prompt`, for the new tokens only, as
-    if there were no earlier tokens; None if the code passes token ids to its language model."""
+    """Return the `Prompt` that a model's own code computes for its language model from ``inputs`` (text, images ...),
+    without cached tokens. Return None if the code passes token ids, not embeddings, to its language model."""
     length = token_ids_of(inputs).shape[1]
     by_token = {name for name in inputs if name == "attention_mask" or name.endswith("token_type_ids")}
     own = {name: x[:, -length:] if name in by_token else x for name, x in inputs.items() if x is not None}
@@ -327,7 +327,7 @@ _shared_zero_inputs = functools.lru_cache(maxsize=8)(zero_inputs)
 
 
 def position_ids_format(spec: PromptSpec | None) -> tuple[tuple[int, ...], torch.dtype]:
-    """Return the leading dim of position ids, (positions,) or () if tokens have a single id, and the ids' dtype."""
+    """Return the shape of one token's position ids, (positions,), or () for a single id; and the dtype of the ids."""
     if spec is None:
         return (), torch.int64
     return (() if spec.positions is None else (spec.positions,)), spec.places

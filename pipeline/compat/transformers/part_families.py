@@ -77,7 +77,7 @@ class PatchEncoders(Family):
 
     @classmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Describe an encoder by the largest frame of its example calls; the encoder is run to determine ``unit``."""
+        """Describe an encoder by the largest frame of its example calls; a run shows how many patches give a token."""
         grids = [(grid, each) for each in examples for grid in cls.layouts(each)]
         two = precompute_values(encoder, grid_thw=torch.tensor([[2, *grids[0][0][1:]]]))
         apart = two["cu_seqlens"].numel() == 3
@@ -94,7 +94,7 @@ class PatchEncoders(Family):
         return list(zip(inputs.floats.split(list(map(math.prod, grids))), grids, strict=True))
 
     def arguments_for_part(self, part: Part) -> CallArgs:
-        """Return the encoder's arguments for one frame or video, with the values precomputed from its grid."""
+        """Return the encoder's arguments for a frame or video: patches, grid, and values precomputed from the grid."""
         grid, found = self.known(part[1], part[0].device)
         args, kwargs = self.example.with_tensors(part[0], grid)
         return args, {**kwargs, **found}
@@ -108,7 +108,7 @@ class PatchEncoders(Family):
         moved: Tensors = tree_map_only(torch.Tensor, lambda x: x.to(device), found)
         return numbers.to(device, self.example.numbers.dtype), moved
 
-    def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
+    def test_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
         """Yield test calls: the largest frame; several images, including a single token and a single row of tokens; and
         a video of two frames."""
         (frames, rows, columns), side = self.largest, math.isqrt(self.unit)
@@ -160,7 +160,7 @@ class ImageEncoders(Family):
         """Return the encoder's arguments for one image, which is not padded, and whose size is not passed."""
         return self.example.with_tensors(part[0].contiguous(), None)
 
-    def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
+    def test_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
         """Yield test calls: the largest image; and a tall, a wide and a small image in one call."""
         patch, side, x = self.patch, self.side, self.example.floats
         pixels = torch.randn(3, x.shape[1], side, side, generator=torch.Generator().manual_seed(0))
@@ -209,12 +209,12 @@ class AudioEncoders(Family):
         return [(inputs.floats, lengths) for lengths in self.layouts(inputs)]
 
     def arguments_for_part(self, part: Part) -> CallArgs:
-        """Return the encoder's arguments with precomputed chunks and windows in place of audio inputs."""
+        """Return the encoder's arguments for a call: chunks and windows, precomputed from the audio, replace it."""
         args, kwargs = self.example.with_tensors(None, None)
         found = _precompute_arguments_from_audio(self.tower, *part)
         return args, {**kwargs, **found, "cu_seqlens": Windows.from_ends(found["cu_seqlens"], self.window)}
 
-    def trial_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
+    def test_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
         """Yield test calls: the longest audio input, a single chunk, slightly more than one chunk, and several audio
         inputs with the maximum number of chunks."""
         longest, chunk = self.most * self.chunk, self.chunk

@@ -74,7 +74,8 @@ class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
         return torch.where(self.start > 0, self.own[name], 0.0)
 
     def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args: Argument, **kwargs: Argument) -> Tensor:
-        """Return stored and new inputs of a convolution [rows, channels, width - 1 + length]; store the last ones."""
+        """Return the stored inputs of convolution number ``state_idx``, followed by the new ones [rows, channels, width
+        - 1 + length]. Store the last width - 1 of them for the next call."""
         width, name = kwargs.get("conv_kernel_size"), f"conv_{state_idx}"
         if width is None:
             raise self._unsupported_recurrence_error()
@@ -96,7 +97,7 @@ class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
         return recurrent_states
 
     def run_operator(self, operator: Target, state_shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
-        """Apply a recurrence operator to tokens and the stored state; store the new state, return the result."""
+        """Return the output of ``operator(*inputs, state)`` for the stored state; store the new state."""
         name, like = f"recurrent_{self.scans}", inputs[0]
         assert like is not None
         output, last = operator(*inputs, self.state_before(name, state_shape, like))
@@ -122,8 +123,8 @@ def causal_convolution(
     activation: str | None = None,
     **kwargs: object,
 ) -> Tensor:
-    """Replace ``causal_conv1d_fn``: convolve the stored inputs followed by the new inputs. The convolution is a sum
-    over the kernel's positions in float32, which TensorRT fuses with neighbouring layers."""
+    """Convolve the stored and new inputs from `update_conv_state`, in place of transformers' ``causal_conv1d_fn``. The
+    convolution is a float32 sum over the kernel's positions, which TensorRT fuses. Other calls go to ``original``."""
     states = _current.get()
     if states is None or states.joined is not hidden_states:
         return original(hidden_states, weight, bias, activation=activation, **kwargs)  # type: ignore[no-any-return]
@@ -137,8 +138,8 @@ def causal_convolution(
 
 
 def replace_if_states(compute: Function) -> Function:
-    """Return a function that replaces a transformers function; its first argument is the replaced function. It calls
-    ``compute`` with the current layer's states, or the replaced function if there are no states."""
+    """Return a function `(original, *args)`, to be called in place of the transformers function ``original``: it calls
+    `compute(states, *args)` with the current layer's states or, if there are none, `original(*args)`."""
 
     @wraps(compute)
     def replacement(original: Function, *args: Argument, **kwargs: Argument) -> Argument:
@@ -160,8 +161,8 @@ def delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Argument,
 ) -> tuple[Tensor, Tensor | None]:
-    """Replace ``torch_chunk_gated_delta_rule`` and ``chunk_kimi_delta_attention``. Queries, keys and values are [rows,
-    length, heads, width]; each key head serves the same number of value heads."""
+    """Return output and state, as transformers' ``torch_chunk_gated_delta_rule`` and ``chunk_kimi_delta_attention`` do,
+    of queries, keys and values [rows, length, heads, width]; each key head serves the same number of value heads."""
     heads, (rows, _, _, width) = value.shape[2], key.shape
     query, key = (x.repeat_interleave(heads // x.shape[2], 2) if x.shape[2] != heads else x for x in (query, key))
     q, k, v, decay, rate = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
@@ -186,8 +187,8 @@ def mamba2(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     **kwargs: Argument,
 ) -> Argument:
-    """Replace ``mamba2_chunk_scan``: tokens are [rows, length, heads, width], time steps [rows, length, heads], B and C
-    [rows, length, groups, state]."""
+    """Compute transformers' ``mamba2_chunk_scan`` from the states: ``hidden_states`` [rows, length, heads, width], time
+    steps ``dt`` [rows, length, heads], ``b`` and ``c`` [rows, length, groups, state]. Return the output (and state)."""
     (rows, _, heads, width), inputs = hidden_states.shape, hidden_states.float()
     step = _mamba_step_size(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
     key, query = (x.float().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2) for x in (b, c))
@@ -213,7 +214,8 @@ def mamba(
     delta_softplus: bool = False,
     **kwargs: Argument,
 ) -> Argument:
-    """Replace ``mamba_selective_scan``: tokens and time steps [rows, width, length], B and C [rows, state, length]."""
+    """Compute transformers' ``mamba_selective_scan`` from the states: ``hidden_states`` and time steps ``dt`` [rows,
+    width, length], ``b`` and ``c`` [rows, state, length], gate ``z``. Return the output (and state)."""
     step = _mamba_step_size(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
     (rows, width, _), name = hidden_states.shape, f"recurrent_{states.scans}"
     given = hidden_states.float(), step, a.float(), b.float(), c.float()
@@ -232,8 +234,8 @@ def omit_recurrent_mask(
     past_key_values: object = None,
     **kwargs: object,
 ) -> Tensor | None:
-    """Replace ``create_recurrent_attention_mask``: return None if the cache has our `RecurrentStates`, which handle
-    padding. A mask would be multiplied with the input of the model's first matmul, which would get a slow kernel."""
+    """Return None if the cache has `RecurrentStates`, which handle padding; else call transformers' ``original``,
+    ``create_recurrent_attention_mask``. The first matmul, if its input were masked, would get a slow kernel."""
     if any(isinstance(each, RecurrentStates) for each in getattr(past_key_values, "layers", ())):
         return None
     return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]
@@ -258,8 +260,8 @@ replacement's first argument is the replaced function; its other parameters are 
 
 @cache
 def _replacements(module: ModuleType) -> Patches:
-    """Return the globals to replace in a transformers module. Models call these functions as globals, so neither a
-    registry of transformers nor a torch mode can intercept the calls."""
+    """Return patches that replace recurrence functions in a transformers module. Models call these functions as
+    globals, so neither a registry of transformers nor a torch mode can intercept the calls."""
     why = "reads and writes states that its cache holds, and computes one token otherwise than several"
     return Patches([Replacement(module, name, ours, why, module.__name__) for name, ours in REPLACEMENTS.items()])
 

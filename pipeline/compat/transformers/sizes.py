@@ -82,12 +82,12 @@ class Sizes:
 
     @property
     def row_dim(self) -> DimSizes:
-        """Return the range of the batch dim (0), tuned for the largest batch; empty if the largest is 1."""
+        """Return the batch dim's range as ``{0: range}``, tuned for the largest batch; {} if the largest batch is 1."""
         return {0: dim_up_to("batch", self.batch)} if self.batch > 1 else {}
 
     def decoder_profiles(self) -> list[tuple[DimSizes, int | Tuned, int | Tuned]]:
-        """Return each decoder profile's rows, tokens, and number of tokens with logits. The profiles are single tokens,
-        drafts, prompts of each fixed length with all rows, and all prompts (tuned for the longest)."""
+        """Return (batch dim, tokens, tokens with logits) for each profile of the decoder. The profiles are for single
+        tokens, drafts, prompts of each fixed length with all rows, and all prompts (tuned for the longest)."""
         every: DimSizes = {0: self.batch} if self.batch > 1 else {}
         found: list[tuple[DimSizes, int | Tuned, int | Tuned]] = [(self.row_dim, 1, 1)]
         drafts = _fixed_or_up_to("tokens", self.draft + 1, minimum=2), _fixed_or_up_to("wanted", self.draft + 1)
@@ -98,7 +98,7 @@ class Sizes:
 
     @property
     def limits(self) -> Limits:
-        """Return those of the sizes that limit the calls of the compiled decoder."""
+        """Return the sizes that a decoder call must not exceed: cache positions, rows, tokens, draft tokens."""
         return Limits(self.cache, self.batch, self.prompt, self.draft)
 
 

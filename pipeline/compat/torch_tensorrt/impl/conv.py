@@ -18,7 +18,8 @@ def convolution_call(
     dynamic_ranges: tuple[Argument, Argument],
     output_padding: Sizes | None = None,
 ) -> Call:
-    """Return a call of aten.convolution.default; the convolution is transposed if ``output_padding`` is not None."""
+    """Return a call of aten.convolution.default for the ``tensors`` input, weight and bias; it is transposed if there
+    is an ``output_padding``. Raise a `BlockError` unless ``dynamic_ranges`` (scale, zero point) is (None, None)."""
     plain = dynamic_ranges == (None, None)
     require(plain, block_name, "quantize and dequantize layers set dynamic ranges", "leave scale and zero_point out")
     dims = len(tensors[1].shape) - 2
@@ -41,6 +42,6 @@ def convNd(
     scale: Argument = None,
     zero_point: Argument = None,
 ) -> Expression:
-    """Add a convolution (aten.convolution.default); ``weight`` and ``bias`` are constants or tensors of the network."""
+    """Add aten.convolution.default; ``is_conv1d`` has no effect, and ``scale`` and ``zero_point`` must be None."""
     spatial = (stride, padding, dilation)
     return convolution_call("impl.conv.convNd", (input, weight, bias), spatial, groups, (scale, zero_point))

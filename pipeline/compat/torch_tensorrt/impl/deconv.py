@@ -20,6 +20,6 @@ def deconvNd(
     scale: Argument = None,
     zero_point: Argument = None,
 ) -> Expression:
-    """Add a transposed convolution (aten.convolution.default)."""
+    """Add a transposed convolution; ``is_deconv1d`` has no effect, and ``scale`` and ``zero_point`` must be None."""
     spatial, tensors = (stride, padding, dilation), (input, weight, bias)
     return convolution_call("impl.deconv.deconvNd", tensors, spatial, groups, (scale, zero_point), output_padding or 0)

@@ -13,7 +13,7 @@ reshape = op_block(aten.reshape.default, "input", "shape")
 
 @block
 def resize(input: Argument, sizes: Argument) -> Expression:
-    """Return the first elements of ``input`` in the shape ``sizes``, followed by zeros if it has more elements."""
+    """Flatten ``input``, cut it or pad it with zeros to as many elements as ``sizes`` needs, and reshape it."""
     wanted, given = torch.Size(tuple(sizes)).numel(), torch.Size(tuple(input.shape)).numel()
     flat = call(aten.reshape.default, input, [-1])
     cut = call(aten.slice.Tensor, flat, 0, 0, wanted)
