@@ -146,6 +146,11 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "tests/benchmarks/test_benchmarks.py::test_a_chain": "compiles what a benchmark compiles",
     "tests/benchmarks/test_real_models.py::test_a_model_is_made": "models of full size",
     "tests/verification/test_loading.py::test_what_runs_in_pytorch_stays": "verify and load are there, each alone",
+    "tests/compat/test_generation.py::test_logits_are_verified": "tokens, and verify, are there, each alone",
+    "tests/compat/test_states.py::test_sequences_begin": "tokens of a model with states are there",
+    "tests/compat/test_states.py::test_a_prompt_takes": "prompts of several calls are there (test_prompts)",
+    "tests/benchmarks/test_real.py::test_a_program_for_all": "compiles what a benchmark compiles",
+    "tests/viewing/test_browser.py::test_errors_of_verify": "draws one more program; others are drawn",
     "tests/viewing/test_view.py::test_layers_belong": "draws two more programs; others are drawn",
 }
 """By the beginning of a test's path."""
@@ -162,7 +167,10 @@ ONE: Final = (
     *("tests/compat/test_diffusers.py", "tests/compat/test_seeing.py", "tests/compat/test_states.py"),
     *("tests/compat/test_towers.py", "tests/compat/test_embeddings.py", "tests/compat/test_packed.py"),
     *("tests/compat/test_sounds.py", "tests/export_fixes/test_restore_model_state.py"),
-    "tests/export_fixes/test_call_recorder.py",
+    *("tests/export_fixes/test_call_recorder.py", "tests/export_fixes/test_padded.py"),
+    *("tests/export_fixes/test_packed_sequence.py", "tests/export_fixes/test_constant_inputs.py"),
+    *("tests/export_fixes/test_device.py", "tests/stages/test_control_flow.py", "tests/stages/test_improve.py"),
+    *("tests/capture/test_dynamo_graph.py", "tests/quantized/test_merge.py"),
     *("tests/export_fixes/test_flex_attention.py", "tests/profiling/test_kernels.py", "tests/stages/test_autocast.py"),
     *("tests/benchmarks/test_emulator.py", "tests/improvements/test_push_down_slices.py", "tests/testing/test_fuzz.py"),
     "tests/stages/test_complex.py",

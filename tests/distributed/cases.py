@@ -217,7 +217,7 @@ def collectives_in_engines(rank: int, folder: Path) -> None:
         torch.testing.assert_close(run(each)(x), whole(x), **CLOSE)
     for node in filter(is_collective, each.program.graph.nodes):  # as in a file that wants no permission
         node.target = OperatorName(str(node.target))
-    with pytest.raises(pipeline.ExecutionError, match="the engine has a collective, but the program has none"):
+    with pytest.raises(pipeline.ExecutionError, match="the engine has a collective, but the program's graph has none"):
         run(each)(x)
 
 

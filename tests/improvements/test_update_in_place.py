@@ -126,7 +126,7 @@ def test_first_batches_of_a_buffer_are_updated_alone() -> None:
 @pytest.mark.parametrize("position", [T(14), T(-1), T(16)])
 def test_positions_outside_are_errors_and_write_nothing(position: torch.Tensor) -> None:
     module = pipeline.default()(Cache(index_copy).eval(), args=(X, T(3))).module("reference")
-    with pytest.raises(pipeline.ExecutionError, match=r"outside of cache \[2, 4, 16, 8\]"):
+    with pytest.raises(pipeline.ExecutionError, match=r"outside of the buffer cache \[2, 4, 16, 8\]"):
         module(X, position)
     assert not module.state_dict()["cache"].any()
     module(X, T(13))

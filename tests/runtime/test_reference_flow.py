@@ -216,7 +216,7 @@ def test_a_collective_is_described_by_what_its_maker_noted() -> None:
         net.described()
     layer.metadata, layer.num_ranks = "ALL_GATHER NONE", 2
     assert "operation=ALL_GATHER reduction=NONE num_ranks=2" in str(net.described())
-    with pytest.raises(LayerError, match="the engine has a collective, but the program has none"):
+    with pytest.raises(LayerError, match="the engine has a collective, but the program's graph has none"):
         net.run()
 
 
