@@ -1,4 +1,4 @@
-"""Apply the facts that an export found (`ExportNotes`) to the exported program.
+"""Apply what an export learnt of the model (`ExportNotes`), such as its branches, to the exported program.
 They add constants for `pipeline.Constant` inputs; outputs that say whether a call takes another branch than the
 example; warnings of data-dependent conditions that engines do not check; and the ranges of symbols in each profile."""
 

@@ -52,10 +52,11 @@ def is_empty(arguments: object) -> bool:
     return arguments is None or (isinstance(arguments, Sequence | Mapping) and not arguments)
 
 
-def run_stage(step: AnyStage, record: object) -> Any:
-    result = step(record)
-    if not is_instance(result, step.gives):
-        raise TypeError(f"stage {step.name!r} returned {kind_of(result)}, but declares {type_name(step.gives)}")
+def run_stage(stage: AnyStage, record: object) -> Any:
+    """Return what a stage makes of a record (such as `Program`), if it has the type that the stage declares."""
+    result = stage(record)
+    if not is_instance(result, stage.gives):
+        raise TypeError(f"stage {stage.name!r} returned {kind_of(result)}, but declares {type_name(stage.gives)}")
     return result
 
 

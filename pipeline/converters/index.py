@@ -116,7 +116,7 @@ def gather(net: Net, input: Value, dim: int, index: Value) -> ITensor:
 
 
 def _check_index_put(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Indices must be integers, or one mask. To accumulate, indices times elements must be at most 2**31 - 1."""
+    """Indices must be integers, or one mask. To accumulate, self.numel() times index.numel() must be below 2**31."""
     tensors, x = _index_tensors(node), argument(node, "self").meta["val"]
     if not all(t.dtype in INTEGERS for _, t in tensors):
         if len(tensors) > 1:

@@ -106,6 +106,7 @@ def _is_plain_object(value: object) -> bool:
 
 
 def _is_library_class(kind: type) -> bool:
+    """Return whether a class is defined in torch, builtins or functools."""
     return kind.__module__.partition(".")[0] in ("torch", "builtins", "functools")
 
 

@@ -69,7 +69,7 @@ def _row_dims_of_elementwise(node: Node, result_dim: int) -> ArgumentDims | None
 
 
 def _row_dims_of_linear_or_norm(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return the `argument_row_dims` of a linear layer or norm; None for a dim that it sums or normalizes over."""
+    """Return {0: result_dim}: a slice of the result needs that slice of argument 0. None if it needs all of it."""
     last = len(argument(node, "normalized_shape")) if node.target in NORMS else 1
     return {0: result_dim} if result_dim < rank_of(node) - last else None
 

@@ -120,7 +120,7 @@ class _Float64Values:
         self.recipes[node] = found
 
     def _formats_of(self, value: Argument) -> Sequence[Format]:
-        """Return the formats in which an operator's argument can be computed; none if it is unsupported."""
+        """Return the formats of float64 (a constant, pairs of float32, …) that an argument can be computed in."""
         if not isinstance(value, Node):
             return (Format.CONSTANT, *doubles.GIVEN) if isinstance(value, int | float) else ()
         if dtype_of(value) in EXACT:

@@ -244,6 +244,7 @@ class LayoutBuilder:
         return early
 
     def _segment_input_slot(self, port: Port) -> int:
+        """Return the index at which a call stores a segment's input: a weight, a size, or a result before it."""
         if port.name in self.program.constants:
             slot = self._slot_of(f"weight {port.name}")  # not the slot of a returned constant, which may move
             self.weights[slot] = port.name

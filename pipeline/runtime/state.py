@@ -144,6 +144,7 @@ class PositionGuard:
         self.seen.zero_()
 
     def error(self, which_call: str) -> ExecutionError:
+        """Return the error for ``which_call``: "this call" or "an earlier call"."""
         return ExecutionError(
             f"{which_call} has positions outside of the buffer {self.names}",
             "call reset() before the next sequence, or compile the model with larger buffers",

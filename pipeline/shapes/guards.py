@@ -109,8 +109,8 @@ class Layouts:
     def mergeable_gaps(self) -> frozenset[Terms | None]:
         """For each two dims ``i`` and ``j`` of each tensor, the terms of ``stride[i] - size[j] * stride[j]``.
 
-        If that is 0, a reshape can merge the two dims without a copy. Any two dims count, since einsum merges any. Of
-        two equal conditions torch records an arbitrary one.
+        If that is 0, a reshape can merge the two dims without a copy. All pairs of dims are returned, not only adjacent
+        ones, since einsum merges any two.
         """
         tensors = (v for v in node_values(self.graph) if isinstance(v, torch.Tensor) and v.layout is torch.strided)
         layouts = dict.fromkeys((shape_of(v), tuple(map(expression, v.stride()))) for v in tensors)

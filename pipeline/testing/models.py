@@ -257,7 +257,7 @@ def _check_segments(partitioned: Partitioned) -> None:
     if most is not None and count > most:
         raise ModelError("blocks", f"the program has {count} engines, more than max_engines={most}")
     if any(not fallback.reason for fallback in partitioned.fallbacks):
-        raise ModelError("blocks", f"a node that runs in PyTorch has no reason: {list(partitioned.fallbacks)}")
+        raise ModelError("blocks", f"a node runs in PyTorch, but no reason is given why: {list(partitioned.fallbacks)}")
     known = {p.name for p in program.inputs} | set(program.buffers)
     for segment in partitioned.segments:
         if missing := {p.name for p in segment.inputs if p.kind == "tensor"} - known:

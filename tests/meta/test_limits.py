@@ -52,7 +52,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         ),
     ),
     "capture": (2_180, ("capture/",)),
-    "what persuades torch.export": (5_530, ("export_fixes/",)),
+    "what persuades torch.export": (5_540, ("export_fixes/",)),
     "kernel faults": (1_500, ("quirks/",)),
     "converters": (5_070, ("converters/",)),
     "building blocks": (5_000, ("impl/",)),

@@ -1,4 +1,4 @@
-"""Create the building blocks of converters (`impl`): functions that add the layers of equivalent ATen calls.
+"""Create the building blocks of converters (`impl`): functions that each add the layers of an ATen call.
 Their first four parameters are the same as in Torch-TensorRT."""
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def record_encoder_embeddings(model: Pretrained, example: Mapping[str, torch.Ten
     found = [given for module, _, given in called if module is encoder]
     if not found or found[0].get("inputs_embeds") is None:
         why = f"{name} does not pass inputs_embeds to its encoder"
-        raise CaptureError(why, "pass encoder_example={'inputs_embeds': …}, or a tensor like the encoder's input")
+        raise CaptureError(why, "pass encoder_example={'inputs_embeds': …}, or the encoder's input as encoder_example")
     known = {"inputs_embeds", "attention_mask"}
     if more := [n for n, value in found[0].items() if n not in known and isinstance(value, torch.Tensor)]:
         why = f"{name} passes unsupported inputs to its encoder: {', '.join(more)}"

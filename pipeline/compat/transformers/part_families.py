@@ -66,6 +66,7 @@ class PatchEncoders(Family):
 
     @known.default
     def _create_cached_precompute_grid(self) -> Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]]:
+        """Return `_precompute_grid` with a cache of its latest results, which depend on the grid of patches alone."""
         return functools.lru_cache(CACHED_GRIDS)(self._precompute_grid)
 
     @classmethod
