@@ -86,7 +86,7 @@ REFUSED: dict[str, Case] = {
         lambda: fake_quantize(dtype=torch.float64),
         "the tensor is torch.float64",
     ),
-    "a rank of 4": (quantized.check_block_quantization, lambda: blocks(2, 2, 2, 16), "the rank is 4"),
+    "a rank of 4": (quantized.check_block_quantization, lambda: blocks(2, 2, 2, 16), "rank is 4"),
     "a ragged row": (quantized.check_block_quantization, lambda: blocks(4, 24), "does not divide the last dim, 24"),
 }
 
