@@ -122,7 +122,7 @@ def test_a_long_prompt_takes_several_calls() -> None:
     model, compiled, given = made("qwen3_vl", max_prompt_len=3)
     agree(*(each.generate(**given, **SCORED) for each in (compiled, model)))
     _, whole, given = made("gemma3", max_prompt_len=3)
-    with pytest.raises(pipeline.ExecutionError, match="the tokens of an image attend to each other"):
+    with pytest.raises(pipeline.ExecutionError, match="the tokens of an image must be in one call"):
         whole.generate(**given, **SCORED)
 
 
