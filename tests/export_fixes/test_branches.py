@@ -80,7 +80,7 @@ WAYS_ON: Final = ("torch.where(condition, one, other)", "torch.cond", 'decisions
 @pytest.mark.parametrize("device", [None, "cuda"])
 def test_an_error_names_the_line_and_the_ways_on(function: Callable[[Tensor], Any], device: str | None) -> None:
     with pytest.raises(
-        pipeline.CaptureError, match=r"Calls (branches on a tensor's value|uses a number that it reads)"
+        pipeline.CaptureError, match=r"Calls (branches on a tensor's value|reads a number from a tensor)"
     ) as raised:
         pipeline.capture(Calls(function).eval(), (X,), device=device)
     code, said = function.__code__, str(raised.value)
