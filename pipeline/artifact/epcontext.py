@@ -79,7 +79,8 @@ def _export_obstacles(compiled: Compiled) -> Iterator[str]:
         yield from _onnx_obstacles_of_outputs(compiled)
         yield from _engine_obstacles(compiled)
     else:
-        yield f"it has {len(kinds)} segments, expected one engine"
+        uncut = " (pipeline.in_pieces(1) does not cut large engines)" if {*kinds} == {"engine"} else ""
+        yield f"it has {len(kinds)} segments, expected one engine{uncut}"
 
 
 def _port_obstacle(port: Port) -> str:

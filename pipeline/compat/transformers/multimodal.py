@@ -194,7 +194,9 @@ def check_logits(step: torch.nn.Module, sample: Sample, cache_len: int) -> None:
 def create_prompt(model_name: str, decoder_inputs: Mapping[str, Pretrained], is_token: torch.Tensor | None) -> Prompt:
     """Create a `Prompt` from a language model's inputs; ``is_token`` [rows, length] is False for padding."""
     known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEPSTACK_INPUTS}
-    if more := [name for name, value in decoder_inputs.items() if name not in known and _contains_tensor(value)]:
+    if more := [
+        name for name, value in decoder_inputs.items() if name not in known and any(True for _ in _tensors_in(value))
+    ]:
         why = f"{model_name} passes inputs to its language model that are not supported: {', '.join(more)}"
         raise CaptureError(why, "leave encoder_example out: the model then generates for text only")
     embeds, at, added = (decoder_inputs.get(name) for name in ("inputs_embeds", *DEEPSTACK_INPUTS))
@@ -216,10 +218,6 @@ def _later_tokens_mask(mask: object, is_token: torch.Tensor | None) -> tuple[tor
         later = {kind: each & is_token[:, :, None].to(torch.bool) for kind, each in later.items()}
     later = {kind: each for kind, each in later.items() if each.any()}
     return functools.reduce(torch.Tensor.logical_and, later.values()) if later else None, tuple(later)
-
-
-def _contains_tensor(value: object) -> bool:
-    return any(True for _ in _is_float_per_tensor(value))
 
 
 def copy_all_but_language_model(model_copy: Pretrained, model: Pretrained) -> None:
@@ -244,18 +242,19 @@ def copy_all_but_language_model(model_copy: Pretrained, model: Pretrained) -> No
 
 def non_text_inputs(inputs: Mapping[str, Pretrained]) -> list[str]:
     """Return the names of inputs that are not text, such as pixels and audio features: all floating-point tensors."""
-    return [name for name, value in inputs.items() if name not in TEXT_INPUTS and any(_is_float_per_tensor(value))]
+    floats = {name for name, value in inputs.items() if any(x.is_floating_point() for x in _tensors_in(value))}
+    return [name for name in inputs if name in floats - TEXT_INPUTS]
 
 
-def _is_float_per_tensor(value: object) -> Iterator[bool]:
-    """Yield, for each tensor in nested lists, tuples and mappings, whether its dtype is floating-point."""
+def _tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested lists, tuples and mappings."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for part in value:
-            yield from _is_float_per_tensor(part)
+            yield from _tensors_in(part)
     elif isinstance(value, torch.Tensor):
-        yield value.is_floating_point()
+        yield value
 
 
 def compute_prompt(forward: Callable[..., object], inputs: Mapping[str, Pretrained], model_name: str) -> Prompt | None:
