@@ -167,7 +167,7 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "inputs for settings": (lambda: pipeline.default(inputs=(X,)), "given to the call"),
     "data for a size": (
         lambda: compiled(_Nonzero(), registry=registry(aten.nonzero.default, requires_output_allocator=True)),
-        "output allocator",
+        "data-dependent size, and tensorrt_rtx has no layers",
     ),
 }
 
