@@ -128,7 +128,7 @@ class _MutationRewriter:
 
     def value_after_write(self, in_place_call: Node, written: Node) -> Node:
         """Return a new node with the value of ``written`` after an in-place call: ``add(x, 1)`` for ``add_(x, 1)``."""
-        if in_place_call.target is aten.copy_.default and _is_removable_copy(in_place_call):
+        if in_place_call.target is aten.copy_.default and self._is_removable_copy(in_place_call):
             return self.current_value(in_place_call.args[1])  # type: ignore[arg-type]
         target = functional_variant(in_place_call.target)
         if target is None:
@@ -142,6 +142,17 @@ class _MutationRewriter:
         value.name = in_place_call.name
         cast = made.dtype != before.dtype
         return self.append_call(aten._to_copy.default, value, val=before, dtype=before.dtype) if cast else value
+
+    def _is_removable_copy(self, node: Node) -> bool:
+        """Return whether the source of a ``copy_`` can become the written tensor itself: both have the same dtype,
+        sizes and device, nothing else reads the source, and its memory is not that of an input or buffer."""
+        source = node.args[1]
+        if not isinstance(source, Node) or len(source.users) > 1:
+            return False
+        if self.memory_owner(self.same.get(source, source)).op == "placeholder":
+            return False
+        made, given = node.meta["val"], source.meta["val"]
+        return made.dtype == given.dtype and shape_of(made) == shape_of(given) and made.device == given.device
 
     def set_written_value(self, node: Node, new_value: Node) -> None:
         """Set the new value of a written node, and update the values of the nodes that it is a view of."""
@@ -240,13 +251,3 @@ def _keeps_dtype(node: Node) -> bool:
     dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor)}
     others = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
     return len(dtypes) == 1 and dtypes.pop().is_floating_point and not any(isinstance(a, complex) for a in others)
-
-
-def _is_removable_copy(node: Node) -> bool:
-    """Return whether the source of a ``copy_`` can become the written tensor itself: both have the same dtype, sizes
-    and device, and nothing else reads the source."""
-    source = node.args[1]
-    if not isinstance(source, Node) or source.op == "placeholder" or len(source.users) > 1:
-        return False
-    made, given = node.meta["val"], source.meta["val"]
-    return made.dtype == given.dtype and shape_of(made) == shape_of(given) and made.device == given.device

@@ -295,6 +295,28 @@ def test_what_is_written_whole_is_not_read() -> None:
     assert torch.equal(module(x), 2 * x) and torch.equal(module(x), 4 * x)
 
 
+COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "written before": lambda x: (v := x * 2, x.add_(1), v.copy_(x))[0],
+    "written by a copy": lambda x: (v := torch.zeros(2, 4), x.copy_(v + 1), v.copy_(x))[0],
+    "a view": lambda x: (v := x * 2, x.add_(1), v.copy_(x.view(2, 4)))[0],
+    "not written": lambda x: torch.zeros(2, 4).copy_(x.add(0)),
+}
+
+
+@pytest.mark.parametrize("form", COPIES)
+def test_a_copy_of_an_input_shares_no_memory_with_it(form: str) -> None:
+    class Copying(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return COPIES[form](x)
+
+    module = pipeline.default()(Copying(), (torch.randn(2, 4),)).module("reference")
+    ours, theirs = torch.ones(2, 4), torch.ones(2, 4)
+    result, expected = module(ours), Copying()(theirs)
+    assert torch.equal(result, expected) and torch.equal(ours, theirs)
+    result.zero_()
+    assert torch.equal(ours, theirs)
+
+
 OLD: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
     "delay line": lambda s, x: (s.b * 1, s.b.copy_(s.a), s.a.copy_(x))[0],
     "delay line of slices": lambda s, x: (s.b * 1, s.b[:6].copy_(s.a), s.a[:6].copy_(x))[0],
