@@ -30,7 +30,8 @@ its place, before a copy of the result to the tensor."""
 
 
 def trace_collectives() -> AbstractContextManager[None]:
-    """Return a context for exports in which the graph records collectives as operators, and no internals of DTensor."""
+    """Return a context in which torch.export records collectives such as ``all_reduce`` as operators of the graph.
+    Operators that DTensor runs for its own bookkeeping are not recorded."""
     return _export_patches("torch.distributed.tensor" in sys.modules).activate("sharded")
 
 
@@ -62,8 +63,9 @@ def _call_untraced(original: Function, *args: Argument) -> object:
         return original(*args)
 
 
-def _call_functional(collective: Argument, _: Function, *args: Argument, **kwargs: Argument) -> None:
-    """Call ``collective``, the functional form of torch.distributed's ``_``, with the arguments of a call of ``_``."""
+def _call_functional(collective: Argument, _original: Function, *args: Argument, **kwargs: Argument) -> None:
+    """Call ``collective``, the functional one that replaces ``_original`` (see `IN_PLACE`), with the arguments for
+    ``_original``. A ``ReduceOp`` among them becomes its name, such as "sum"."""
     names = functional.REDUCE_OP_TO_STR
     named = [names[each] if isinstance(each, torch.distributed.ReduceOp.RedOpType) else each for each in args]
     collective(*named, **{name: names.get(each, each) if name == "op" else each for name, each in kwargs.items()})

@@ -84,7 +84,8 @@ def _to_local(value: Argument) -> Argument:
 
 
 def _embedding_mask_buffers(tensors: Iterable[Argument]) -> list[Argument]:
-    """Return the mask buffers of DTensors among ``tensors``: in them embeddings mark the rows that other ranks hold."""
+    """Return the mask buffers in the placements of those ``tensors`` that are DTensors. A row-sharded embedding marks
+    in its mask buffer the indices of rows that other ranks hold."""
     placements = (each for tensor in tensors if isinstance(tensor, DTensor) for each in tensor.placements)
     masks = (getattr(each, "mask_buffer", None) for each in placements)
     return list({id(mask): mask for mask in masks if mask is not None and mask.data is not None}.values())
@@ -106,6 +107,7 @@ class _Replay(torch.fx.Interpreter):
         return torch.tensor(value.tolist(), dtype=value.dtype, device=value.device)
 
     def call_function(self, target: Argument, args: Argument, kwargs: Argument) -> Argument:
-        """Call an operator of the graph; ``lift_fresh_copy`` is omitted, since `get_attr` returns new tensors."""
+        """Call an operator of the graph. ``lift_fresh_copy``, which copies a constant, returns its operand instead: the
+        constant is new already, since `get_attr` creates it at each run."""
         lifts = target is torch.ops.aten.lift_fresh_copy.default
         return args[0] if lifts else super().call_function(target, args, kwargs)

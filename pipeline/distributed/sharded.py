@@ -34,14 +34,14 @@ UNWRAPPED: Final = "compile the module without this wrapper: shard it by paralle
 
 @frozen(eq=False)
 class ShardedTensor:
-    """A parameter or buffer of a model that is a DTensor, ``whole``.
+    """A parameter or buffer of a model that is a DTensor, and where its module registers it.
 
-    registered: the ``_parameters`` or ``_buffers`` of its module, which have ``whole`` under the key ``name``.
+    registered: the module's dict ``_parameters`` or ``_buffers``. name: the key of ``dtensor`` in this dict.
     """
 
     registered: MutableMapping[str, Argument]
     name: str
-    whole: Argument
+    dtensor: Argument
 
     def replace(self, value: object) -> None:
         """Register another tensor in the module under the name of this parameter or buffer."""
@@ -129,7 +129,7 @@ def _check_no_training_wrapper(model: nn.Module) -> None:
 
 def _check_device(sharded: Sequence[ShardedTensor], device: str | None) -> None:
     """Raise a CaptureError if ``device`` is not the device type of the mesh that the module is sharded over."""
-    found = next((each.whole.device_mesh.device_type for each in sharded), None)
+    found = next((each.dtensor.device_mesh.device_type for each in sharded), None)
     if device is not None and found is not None and torch.device(device).type != found:
         why = f"the model is sharded over a DeviceMesh of {found}, but is captured with device={device}"
         raise CaptureError(why, f"shard it over a DeviceMesh of {device}, one device for each rank, or omit device")
@@ -139,7 +139,7 @@ def check_call_is_safe(model: nn.Module) -> None:
     """Raise a CaptureError if a call of the model would crash the process: with the backend gloo, torch 2.11 reads a
     GPU tensor's address as CPU memory."""
     places = _sharded_tensors(model) if "torch.distributed.tensor" in sys.modules else []
-    meshes = (each.whole.device_mesh for each in places if each.whole.device_mesh.device_type == "cuda")
+    meshes = (each.dtensor.device_mesh for each in places if each.dtensor.device_mesh.device_type == "cuda")
     if any(collectives_run_on_host(group.group_name) for mesh in meshes for group in mesh.get_all_groups()):
         why = f"{type(model).__name__} is sharded over GPUs with the backend gloo, and a call would crash this process"
         raise CaptureError(why, 'use the backend "nccl", or pipeline.compile(model, …), which does not call it')
@@ -173,49 +173,50 @@ def _sharded_tensors(model: nn.Module) -> list[ShardedTensor]:
 
 @contextmanager
 def _run_on_local_tensors(
-    model: nn.Module, params: Sequence[ShardedTensor], wholes: Mapping[tuple[object, ...], Argument], notes: LocalExport
+    model: nn.Module, state: Sequence[ShardedTensor], inputs: Mapping[tuple[object, ...], Argument], export: LocalExport
 ) -> Iterator[None]:
-    """Let the model's ``forward``, in this context, take and return local tensors, and compute on DTensors inside.
+    """Return a context in which the model has local parameters, and its ``forward`` takes and returns local tensors.
+    This ``forward`` converts them to DTensors, calls the original ``forward``, and converts the results back.
 
-    params: the parameters and buffers to replace by local tensors. wholes: the inputs that are DTensors, by pytree
-        path. notes: gets the layouts of the outputs that are DTensors.
+    state: the parameters and buffers to replace by their local tensors. inputs: by pytree path, each input that is a
+        DTensor, or None for another input. export: receives the layouts of the outputs that are DTensors.
     """
     local: dict[int, Argument] = {}
-    for each in params:
-        if id(each.whole) not in local:
-            tensor, kept = each.whole.detach().to_local(), isinstance(each.whole, nn.Parameter)
-            local[id(each.whole)] = nn.Parameter(tensor, requires_grad=False) if kept else tensor
+    for each in state:
+        if id(each.dtensor) not in local:
+            tensor, kept = each.dtensor.detach().to_local(), isinstance(each.dtensor, nn.Parameter)
+            local[id(each.dtensor)] = nn.Parameter(tensor, requires_grad=False) if kept else tensor
     space, before, forward = vars(model), vars(model).get("forward"), model.forward
 
     @functools.wraps(forward, updated=())
     def called(*args: Argument, **kwargs: Argument) -> Argument:
         from pipeline.distributed.functions import LocalFunctions, shard_like
 
-        held = [each.registered[each.name] for each in params]
-        whole = {id(value): shard_like(each.whole, value) for each, value in zip(params, held, strict=True)}
+        held = [each.registered[each.name] for each in state]
+        whole = {id(value): shard_like(each.dtensor, value) for each, value in zip(state, held, strict=True)}
         given, form = tree_flatten((args, kwargs))
         paths = input_paths(given, form)
-        own = [_input_as_dtensor(wholes.get(path), value) for path, value in zip(paths, given, strict=True)]
+        own = [_input_as_dtensor(inputs.get(path), value) for path, value in zip(paths, given, strict=True)]
         positional, named = tree_unflatten(own, form)
         try:
-            for each, value in zip(params, held, strict=True):
+            for each, value in zip(state, held, strict=True):
                 each.replace(whole[id(value)])
             with LocalFunctions():
-                return _local_results(forward(*positional, **named), notes)
+                return _local_results(forward(*positional, **named), export)
         finally:
-            for each, value in zip(params, held, strict=True):
+            for each, value in zip(state, held, strict=True):
                 each.replace(value)
 
     def restore() -> None:
         space.pop("forward", None)
         space.update({} if before is None else {"forward": before})
-        for each in params:
-            each.replace(each.whole)
+        for each in state:
+            each.replace(each.dtensor)
 
     with undo_at_exit(restore):
         space["forward"] = called
-        for each in params:
-            each.replace(local[id(each.whole)])
+        for each in state:
+            each.replace(local[id(each.dtensor)])
         yield
 
 

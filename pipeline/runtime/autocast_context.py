@@ -44,7 +44,8 @@ def _call_under_autocast(
 ) -> Leaf:
     """Call ``forward`` under autocast with a dtype for each device type; None turns autocast off.
 
-    ``forward`` is an argument, not a closure variable, so that each copy of a module can pass its own ``forward``.
+    `copy_under_autocast` binds ``forward`` by a partial, not a closure: ``deepcopy`` of the module copies the partial,
+    with the ``forward`` of the new module in it.
     """
     with autocast_with_dtypes(dtypes):
         return forward(*args, **kwargs)

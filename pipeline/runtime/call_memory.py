@@ -137,7 +137,7 @@ class AllocationLimit(TorchDispatchMode):
         return size
 
     def _count_storage(self, result: torch.Tensor, is_argument_storage: bool) -> None:
-        """Count the storage of a result as memory in use, until the last reference to it is gone.
+        """Add the storage of an operator's result to the bytes in use, until the counted tensors on it are freed.
 
         is_argument_storage: whether an argument of the operator has this storage, so that the call did not allocate it.
         """
@@ -149,6 +149,7 @@ class AllocationLimit(TorchDispatchMode):
             weakref.finalize(result, self._release_storage, address, size).atexit = False
 
     def _release_storage(self, address: int, nbytes: int) -> None:
+        """Subtract a storage from the bytes in use if its last counted tensor was freed; called after each is freed."""
         self.holders[address] -= 1
         if not self.holders[address]:
             del self.holders[address]
@@ -210,8 +211,9 @@ class CallLimit:
 
     @classmethod
     def from_file(cls, parameters: object, program: Program, scale: int = 1, *, once: bool = False) -> CallLimit | None:
-        """Return the limit that a program's file states; None unless ``parameters`` are from a file with a limit.
+        """Return the memory limit that is stated in the file of a loaded program; None if there is no file or limit.
 
+        parameters: the program's parameters: `FileWeights` if the program was loaded from a file.
         scale: a factor for the limit, for a program that computes in wider dtypes.
         once: check only the first call with each `CallPlan`, if no size is data-dependent.
         """
@@ -223,10 +225,10 @@ class CallLimit:
         return cls(parameters.call_bytes * scale, source_file_name(parameters), once and not by_values)
 
     def __call__(self, call: Callable[..., T], plan: object, *args: Argument) -> T:
-        """Return the result of ``call(plan, *args)`` within the limit.
+        """Return the result of ``call(plan, *args)``. ``plan``: the call's `CallPlan`; see ``once``.
 
         Raises:
-            ExecutionError: the call needs more memory than the limit.
+            ExecutionError: the call would allocate more bytes than ``most``.
         """
         if plan in self._seen:
             return call(plan, *args)

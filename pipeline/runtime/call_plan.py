@@ -31,13 +31,12 @@ NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Basic)
 
 @frozen
 class Step:
-    """A segment to run. A slot is an index in a call's list of values: the segment reads the slots ``takes``, and fills
-    the slots ``gives``.
+    """A segment to run. A slot is an index in the list of a call's values (inputs, weights, sizes, results). The
+    segment reads the slots ``takes``, and fills the slots ``gives``.
 
-    ``late``: the slots and expressions of sizes to compute before this segment runs, since they depend on results of
+    ``late``: (slot, expression) of each size to compute just before this segment runs, since it depends on results of
     earlier segments. ``learns``: the symbols whose values this segment's outputs determine, each as (output index, dim
-    or None if the output is an int, symbol). The weights that an engine reads in place are in slots, too: see
-    `CallPlan`.
+    or None if the output is an int, symbol).
     """
 
     segment: Segment
@@ -49,10 +48,11 @@ class Step:
 
 @frozen
 class Return:
-    """One output of a program: the value in ``slot``, or else an object that exists already: the input with
-    index ``input_index``, the earlier output with index ``again``, or the parameter or buffer in slot ``held``.
+    """Where a call finds one output of a program: in ``slot`` (see `Step`), or, if one of these is set, an object that
+    exists already: the input with index ``input_index``, the earlier output with index ``again``, or the parameter or
+    buffer in slot ``held``.
 
-    A computed tensor is returned in ``dtype``. ``copied``: the caller gets a clone of the slot's tensor.
+    ``dtype``: the dtype to return a computed tensor in. ``copied``: the caller gets a clone of the slot's tensor.
     """
 
     slot: int
@@ -72,9 +72,9 @@ class Return:
 
 @frozen
 class Write:
-    """A mutation: the value in a slot is written to the input ``input_index``, or to the buffer in slot ``buffer``. If
-    an engine updates the buffer in place, the two slots hold the same tensor. ``old``: the value shares memory with a
-    mutated input or buffer, so it is cloned before the first write."""
+    """A mutation: after a call, the value in ``slot`` is written to the input ``input_index``, or to the buffer in slot
+    ``buffer``. If an engine updates the buffer in place, ``slot`` and ``buffer`` hold the same tensor, and no copy is
+    needed. ``old``: the value may be a view of a mutated input or buffer, so it is cloned before all writes."""
 
     slot: int
     input_index: int | None = None
@@ -143,12 +143,13 @@ class Layout:
 
 @frozen(eq=False)
 class CallPlan:
-    """The state shared by calls with equal shapes, dtypes, devices and Python numbers.
+    """What calls with equal shapes, dtypes, devices and Python numbers have in common.
 
-    ``template``: the slots, filled with the values that are equal in all these calls. ``moves``: the tensors among the
-    inputs (index, slot, whether to convert the tensor to the program's device or dtype). ``profile``: the program's
-    first profile that fits. ``output_device``: None for the module's device. ``guard``: reports calls that write
-    outside of a KV cache; None if the program checks no positions.
+    ``template``: the list of values by slot (see `Step`) that each call copies, filled with what they share: sizes,
+    weights and buffers. ``moves``: for each tensor input (input index, its slot, whether to convert it to the program's
+    device or dtype). ``profile``: the index of the program's first profile that fits. ``output_device``: None for the
+    module's device. ``guard``: raises an error after a call that wrote outside of a KV cache; None if the program does
+    not check this.
     """
 
     template: Slots = field(repr=False)
@@ -159,7 +160,8 @@ class CallPlan:
     guard: PositionGuard | None = field(default=None, repr=False)
 
     def report_check_results(self, slots: Slots, check_slots: Sequence[int]) -> None:
-        """Pass the results of the program's KV cache position checks, found in ``check_slots``, to ``guard``."""
+        """Let ``guard`` record whether a call wrote outside of a KV cache. ``slots``: the call's values.
+        ``check_slots``: the indices in ``slots`` of the bool tensors that say so."""
         for slot in check_slots:
             if self.guard is not None:
                 self.guard.add_result(slots[slot])
@@ -175,9 +177,9 @@ class RunOptions:
 
     Attributes:
         stream: the CUDA stream that engines run on; None on the CPU.
-        plan: a key for all shapes in the call; None if some shapes are data-dependent.
+        plan: the call's plan, which engines use as a cache key for shapes; None if some shapes are data-dependent.
         captured: whether the call is captured in a CUDA graph.
-        into: memory for outputs of engines, by slot.
+        into: the memory to which engines write some outputs, by the output's slot (see `Step`).
     """
 
     stream: Any = None
@@ -212,7 +214,7 @@ class LayoutBuilder:
         self.steps = tuple(map(self._make_step, segments))
 
     def build(self) -> Layout:
-        """Return the finished layout."""
+        """Return the `Layout`: the slots of all values, the steps, and how outputs are returned and written back."""
         outputs = self.program.outputs
         users = [o for o in outputs if o.kind == "user"]
         returns = _mark_duplicates(users, [self._make_return(o) for o in users])
@@ -226,6 +228,7 @@ class LayoutBuilder:
         return self.slots.setdefault(value_name, len(self.slots))
 
     def _make_step(self, segment: Segment) -> Step:
+        """Return the step that runs a segment, with a slot for each of its inputs and outputs."""
         late = tuple(
             (self._slot_of(_size_value_name(p.value)), p.value)
             for p in segment.inputs
@@ -263,6 +266,7 @@ class LayoutBuilder:
                     yield position, dim, str(size)
 
     def _make_return(self, output: Output) -> Return:
+        """Return where a call finds an output of the model: a slot, or an input, parameter or buffer itself."""
         if output.constant:
             return Return(self._output_slot(output))
         itself = output.target or output.value
@@ -277,6 +281,7 @@ class LayoutBuilder:
         return Return(slot, dtype=dtype, copied=copied)
 
     def _output_slot(self, output: Output) -> int:
+        """Return the slot of an output's value; register a constant or size, so that calls fill the slot with it."""
         if output.constant:
             slot = self._slot_of(f"constant {type(output.value).__name__} {output.value!r}")
             self.constants[slot] = output.value
@@ -291,6 +296,7 @@ class LayoutBuilder:
         return self._slot_of(output.value)
 
     def _make_writes(self, outputs: Sequence[Output]) -> tuple[Write, ...]:
+        """Return a `Write` for each output that is the new value of a mutated input or buffer of the model."""
         holders = {target: name for name, target in self.program.buffers.items()}
         written = {o: o.target if o.kind == "input" else holders[o.target] for o in outputs}
         old = {o: self._memory_owner_name(o.value) in written.values() and o.value != written[o] for o in outputs}
@@ -311,7 +317,8 @@ class LayoutBuilder:
 
 
 def _mark_duplicates(outputs: Sequence[Output], returns: Sequence[Return]) -> tuple[Return, ...]:
-    """Return ``returns`` with a mark on each output that is an earlier one (``again``) or its copy (``copied``)."""
+    """Return ``returns`` with two fields set where values repeat: ``again`` if the model returns the same tensor as an
+    earlier output, ``copied`` if it returns another tensor whose value is in the slot of an earlier output."""
     first: dict[tuple[Any, Return], int] = {}
     slots: set[int] = set()
     marked: list[Return] = []
@@ -324,5 +331,5 @@ def _mark_duplicates(outputs: Sequence[Output], returns: Sequence[Return]) -> tu
 
 
 def _size_value_name(size: Expr) -> str:
-    """Return the name of a size among the values that have slots, such as ``size 2*s``."""
+    """Return the name by which `LayoutBuilder` assigns a slot to a size, such as ``size 2*s``."""
     return f"size {size}"

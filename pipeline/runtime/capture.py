@@ -18,11 +18,11 @@ capturing = threading.RLock()
 
 @contextmanager
 def capture(graph: torch.cuda.CUDAGraph, pool: Argument, stream: torch.cuda.Stream, runs_torch: bool) -> Iterator[None]:
-    """Return a context that captures its work on a stream in a graph, with memory from a pool.
+    """Return a context that captures in ``graph`` the work queued on ``stream``, with memory from ``pool``.
 
-    runs_torch: whether the work includes PyTorch operators. If so, each graph allocates a cuBLAS workspace from its own
-    pool: torch has a workspace for each stream, which ``torch.compile`` frees before it captures. A graph captured with
-    such a workspace would then write to memory that other work uses.
+    runs_torch: whether this work includes PyTorch operators. If so, torch's cuBLAS workspaces are freed before and
+    after, so that the graph gets one from its own pool. Otherwise the graph would use torch's workspace for the stream.
+    ``torch.compile`` frees that before it captures, and the graph would then write to memory that other work uses.
 
     Raises:
         RuntimeError: CUDA cannot capture the work, for example because it waits for the GPU.
@@ -67,9 +67,10 @@ def _check_capture(stream: torch.cuda.Stream) -> None:
 def _end_failed_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
     """End a capture that failed, so that torch's state is as before the capture.
 
-    CUDA refuses to end a capture in which the host waited for the GPU. torch's ``capture_end`` would then raise before
-    it resets the allocator (which would not free memory that several streams used) and the random number generators
-    (which would raise). So this function ends the capture itself, begins an empty one, and lets torch end that.
+    CUDA refuses to end a capture in which the host waited for the GPU. There torch's ``capture_end`` would raise before
+    it resets the allocator and the random number generators. The allocator would then not free memory that several
+    streams used, and the generators would raise errors. So this function ends the capture by a call of CUDA, begins an
+    empty capture, and calls ``capture_end`` for the empty one.
     """
     cudart = graph_copies.cudart
     if cudart is not None:

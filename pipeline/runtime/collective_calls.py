@@ -62,7 +62,8 @@ def runs_without_ranks(compiled: Compiled) -> bool:
 
 
 def collectives_by_profile(compiled: Compiled) -> Mapping[int | None, Sequence[str]]:
-    """Return, for each profile, the names of the collectives that a call of the program runs, in order."""
+    """Return a text for each collective that a call runs, in order, by the index of the call's optimization profile (by
+    None if the program has no profiles)."""
     nodes = {node.name: node for node in compiled.program.graph.nodes if is_collective(node) and not is_wait(node)}
     calls: dict[int | None, list[str]] = {}
     for profile in range(len(compiled.program.profiles)) or (None,):

@@ -43,11 +43,12 @@ _lock = threading.Lock()
 
 
 def compile_segment(program: Program, segment: Segment, mode: str, replace_constant: ReplaceConstant) -> Run | None:
-    """Compile a segment in a mode of torch.compile; return a function of its inputs followed by its constants, or None
-    if it cannot be compiled. torch compiles it at the first call, once for all segments that differ only in names. A
-    segment of an optimization profile is compiled for static sizes, and at other sizes once more for dynamic shapes.
+    """Return a segment as a function that torch.compile compiles, of the segment's inputs followed by its constants;
+    None if it cannot be compiled. torch compiles at the first call, once for all segments that differ only in names.
+    For a segment of an optimization profile, the first call's sizes are static; if a call has other sizes, torch
+    compiles once more, with dynamic sizes.
 
-    replace_constant: returns the replacement for a constant argument, such as a device.
+    replace_constant: returns the value to use for a constant argument, such as the module's device for any device.
     """
     if why := compile_obstacle(program, segment):
         log.info("%s is not compiled by torch.compile: %s", segment.name, why)
@@ -63,8 +64,8 @@ def compile_segment(program: Program, segment: Segment, mode: str, replace_const
 
 
 def _run_with_updated_inputs(run: Run, updated_inputs: Sequence[int | None], *inputs: Leaf) -> Sequence[Leaf]:
-    """Return a segment's outputs: for each index in ``updated_inputs`` the input with this index, which the segment has
-    updated in place, and for each None the next result of ``run``."""
+    """Return a segment's outputs. ``run`` returns only those that it computes; the others are inputs that it updates in
+    place. ``updated_inputs``: for each output the index of such an input, or None for the next result of ``run``."""
     results = iter(run(*inputs))
     return [next(results) if place is None else inputs[place] for place in updated_inputs]
 
@@ -86,6 +87,7 @@ def compile_obstacle(program: Program, segment: Segment) -> str:
 
 
 def _is_compilable_operator(node: torch.fx.Node) -> bool:
+    """Return whether torch.compile can compile a node's operator: `safe_function` replaces it by no Python function."""
     is_number = isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
     plain = node.target is operator.getitem or node.target in _ZEROS
     return plain or is_number or isinstance(safe_function(node.target), torch._ops.OpOverload)
@@ -95,12 +97,12 @@ class _SegmentGraph:
     """A copy of a segment's nodes as a graph whose placeholders are the segment's inputs and constants.
 
     text: the graph's code and the types of its placeholders; segments with equal texts share a compiled function.
-    updated: for each output, the index of the input that the graph updates in place to produce it, or None; empty
-        without such updates.
+    updated: for each output, the index of the input that is this output, since a node (such as a KV cache update)
+        writes the result to the input; None for a computed output. Empty if no node does so.
     """
 
-    def __init__(self, program: Program, segment: Segment, argument: ReplaceConstant) -> None:
-        self.program, self.argument = program, argument
+    def __init__(self, program: Program, segment: Segment, replace_constant: ReplaceConstant) -> None:
+        self.program, self.replace_constant = program, replace_constant
         nodes = {node.name: node for node in program.graph.nodes}
         self.graph, self.made = torch.fx.Graph(), dict[str, torch.fx.Node]()
         self.places = {port.name: place for place, port in enumerate(segment.inputs)}
@@ -138,8 +140,8 @@ class _SegmentGraph:
         self.made[node.name] = self.graph.call_function(target, args, kwargs)
 
     def _copy_argument(self, argument: Any) -> Any:
-        """Return an operator's argument for the copied graph: the copy of a node, or a constant's replacement."""
-        return self.made[argument.name] if isinstance(argument, torch.fx.Node) else self.argument(argument)
+        """Return a copied node's argument: the copy of a node, or a constant as ``replace_constant`` returns it."""
+        return self.made[argument.name] if isinstance(argument, torch.fx.Node) else self.replace_constant(argument)
 
 
 class CompiledOrInterpreted:

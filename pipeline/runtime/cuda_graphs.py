@@ -74,7 +74,8 @@ class CapturedCall:
         return torch.cuda.CUDAGraph(keep_graph=True) if self._inside else torch.cuda.CUDAGraph()
 
     def _directly_written_outputs(self, values: Sequence[object]) -> dict[int, int]:
-        """Return the large outputs that engines write (index in ``takes`` → slot); ``values``: all slots' values."""
+        """Return the slot of each output of at least `LARGE` bytes that an engine can write to the caller's memory, by
+        its index in ``self.takes``. ``values``: the values of the captured call, by slot."""
         if self._in_torch or self.layout.writes or not self._copies_outputs:
             return {}
         filled = {id(values[slot]): slot for step in self.layout.steps for slot in step.gives}
@@ -87,7 +88,7 @@ class CapturedCall:
         return self._inside and not self.reuse and self.plan.output_device is None
 
     def _run(self, leaves: Sequence[Leaf], options: RunOptions) -> tuple[list[Leaf], list[Leaf]]:
-        """Run the program on the graph's copies of the inputs; return the values of all slots, and the outputs."""
+        """Run the program on the graph's copies of the inputs; return all its values, by slot, and its outputs."""
         values = self.plan.template.copy()
         for given, slot, _ in self.plan.moves:
             values[slot] = self._fed[given].held if given in self._fed else leaves[given].detach()
@@ -95,7 +96,8 @@ class CapturedCall:
         return values, self._executor.collect_outputs(values, leaves, evolve(self.plan, output_device=None))
 
     def _capture(self, leaves: Sequence[object]) -> tuple[list[object], list[object], list[GraphOutput]]:
-        """Run the call once, then capture it; return what `_record` returns."""
+        """Run the call once, so that it compiles and allocates, then capture it. Return all values of the call, by
+        slot, the program's outputs, and a `GraphOutput` for each output in the graph's memory."""
         stream, caller = graph_copies.capture_stream(self._lane.device), self._lane.current_stream()
         options = RunOptions(stream, captured=True)
         stream.wait_stream(caller)
@@ -124,11 +126,12 @@ class CapturedCall:
     def _record(self, leaves: Sequence[Leaf], options: RunOptions) -> tuple[list[Leaf], list[Leaf], list[GraphOutput]]:
         """Run what the graph captures: copy the inputs, run the program, write buffers, and copy the outputs.
 
-        Return the values of all slots, the program's outputs, and a `GraphOutput` for each output in graph memory.
+        Return all values of the call, by slot (see `Step`), the program's outputs, and a `GraphOutput` for each output
+        that is not an input, parameter or buffer.
         """
         if self._inside:
             for feed in self._fed.values():
-                feed.held.copy_(feed.example)
+                feed.held.copy_(feed.source)
         values, results = self._run(leaves, options)
         self.plan.report_check_results(values, self.layout.checks)
         self.written = []
@@ -170,6 +173,7 @@ class CapturedCall:
 
     @torch.no_grad()
     def _write_mutated_inputs(self, leaves: Sequence[Leaf]) -> None:
+        """Copy the new values that a replay has computed for mutated inputs to these tensors of the caller."""
         for given, value in self.written:
             leaves[given].copy_(value)
 
@@ -221,7 +225,8 @@ class CudaGraphs:
     def _capture(
         self, plan: CallPlan, leaves: Sequence[object], worker: Any, fixed_addresses: Mapping[int, int]
     ) -> CapturedCall | None:
-        """Capture and keep a call with this plan; return None, with a warning, if it cannot be captured."""
+        """Capture and keep a call of a `CudaWorker` with this plan; return None, with a warning, if it cannot be
+        captured. ``fixed_addresses``: see `CapturedCall`."""
         reason = worker.executor.layout.capture_obstacle or None
         self.kept.pop(plan, None)
         if reason is None:

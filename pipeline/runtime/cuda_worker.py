@@ -72,6 +72,7 @@ class StreamOrder:
             self._make_stream_wait(caller, self._own)
 
     def _switch_to(self, stream: torch.cuda.Stream) -> None:
+        """Make ``stream`` the worker's stream: it waits for the last run on the former one, except in a capture."""
         if not torch.cuda.is_current_stream_capturing():
             self._make_stream_wait(stream, self._last)
         self._last, self._handle = stream, stream.cuda_stream
@@ -83,7 +84,8 @@ class StreamOrder:
 
 
 class ProfiledSession:
-    """Run each call in an engine's first profile that fits; the profiles' contexts, created on demand, share memory."""
+    """The sessions of an engine with several optimization profiles, one for each: a call runs in the first profile that
+    fits its inputs. A session is created at the first call that needs it; all share memory for activations."""
 
     def __init__(self, network: Network, make: Callable[[torch.cuda.Stream, int], EngineSession]) -> None:
         self.network, self._make = network, make
@@ -143,9 +145,9 @@ class ProfiledSession:
 
 
 class EngineStep:
-    """Run an engine as one step of a program.
+    """A `SegmentRunner` that runs an engine, by its ``session``.
 
-    gives: the slots of the engine's outputs. reuse_outputs: whether the next run may overwrite the outputs.
+    gives: the slot of each output: see `Step`. reuse_outputs: whether the next run may overwrite the outputs.
     """
 
     def __init__(self, session: EngineSession | ProfiledSession, gives: Sequence[int], reuse_outputs: bool) -> None:
@@ -209,7 +211,8 @@ class CudaWorker:
         return self._run(plan, leaves)
 
     def replay(self, graph: CapturedCall, plan: CallPlan, leaves: Sequence[object]) -> list[Leaf] | None:
-        """Replay a graph, and return its outputs; None if another worker has the graph, or another GPU is current."""
+        """Replay a graph, and return its outputs; None if another GPU is current, or this worker's graph for the plan
+        is not ``graph``, because another worker captured it."""
         if self.lane.is_other_gpu_current() or self.graphs is None or self.graphs.kept.get(plan) is not graph:
             return None
         return graph(leaves, self.lane.current_stream_handle())

@@ -65,13 +65,15 @@ def _stop_watching() -> None:
 
 
 def _find_data_writes(tensor: torch.Tensor) -> DataWrites | None:
+    """Return the count of the writes to a tensor through ``.data``; None if `watch_data_writes` does not watch it."""
     found = _watched.get(tensor)
     writes: DataWrites | None = None if found is None else found()
     return writes
 
 
 class _DataDescriptor:
-    """A descriptor that replaces ``torch.Tensor.data`` while tensors are watched."""
+    """A descriptor in place of ``torch.Tensor.data`` while `watch_data_writes` watches any tensor. For a watched tensor
+    it counts assignments, and returns aliases that share a version counter; for others it does what torch's does."""
 
     def __get__(self, tensor: torch.Tensor | None, kind: type | None = None) -> Any:
         if tensor is None:

@@ -76,8 +76,8 @@ def machine_key() -> str:
 
 class RuntimeCache:
     """The compiled kernels of a program's engines: in memory, shared by all contexts, and in the file ``path``. If
-    ``path`` is None, the cache starts with the kernels ``initial`` and has no file. ``next_paths``: the files to try in
-    turn if TensorRT refuses the kernels; None stands for ``initial``.
+    ``path`` is None, the cache starts with the kernels ``initial`` and has no file. ``next_paths``: what to use in
+    place of ``path``, in turn, if TensorRT refuses its kernels; a None among them has the same meaning as in ``path``.
 
     The file is written under a temporary name and renamed, so that concurrent processes read a complete file; it ends
     with the SHA-256 of the kernels. A file is ignored with a warning and replaced if it was altered, if others could
@@ -180,8 +180,8 @@ class RuntimeCache:
             return True
 
     def copy_kernels_from(self, other: RuntimeCache) -> None:
-        """Copy the kernels of another program, which has some engines in common with this one, to this cache's file; do
-        nothing if the file exists. If the other cache's file is for this GPU only, so is the new file."""
+        """Write the kernels of ``other``, the cache of a program with some equal engines, to this cache's file, if
+        there is none. If the file of ``other`` is for this GPU only (`_path_for_this_gpu`), so is the new file."""
         path = self.path if other._next or not self._next else self._next[-1]
         if path and other.path and not path.exists() and (data := other.stored_kernels()):
             _write_kernels(path, memoryview(data))

@@ -23,8 +23,9 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 class Context:
     """A TensorRT execution context with its current state: its session, shapes, addresses and output allocators.
 
-    ``name``: the name of the session's network, for errors. ``turn``: an object that identifies the session. It is not
-    the session itself, since a reference cycle would hold GPU memory until the garbage collector runs.
+    ``name``: the name of the session's network, for errors. ``owner``: a token of the session whose state this is; any
+    other session sets its own state before it runs. The session itself is not referenced: a reference cycle would hold
+    GPU memory until the garbage collector runs.
 
     Args:
         loaded: the engine.
@@ -34,7 +35,7 @@ class Context:
     """
 
     def __init__(self, loaded: LoadedEngine, stream: torch.cuda.Stream, profile: int, *, graph: bool = False) -> None:
-        self.turn: object = None
+        self.owner: object = None
         self.name, self._shapes = loaded.network.name, Shapes()
         self._addresses: dict[str, int] = {}
         self._buffers: dict[str, OutputBuffer] = {}

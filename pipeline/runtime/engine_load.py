@@ -105,8 +105,8 @@ class LoadedEngine:
         return loaded
 
     def for_network(self, engine: Engine, network: Network) -> LoadedEngine:
-        """Return this engine for a network of equal structure with other names; ``engine.bindings`` maps these names
-        to the names in the engine's plan."""
+        """Return this loaded engine for another segment, whose ``engine`` has an equal plan and whose ``network``
+        differs in names only. ``engine.bindings`` maps the names in ``network`` to the names in the plan."""
         return evolve(self, network=rename_bindings(network, engine.bindings))
 
     @property
@@ -173,7 +173,8 @@ def current_capability() -> str:
 
 
 def _other_gpu_hint(capabilities: Sequence[str]) -> str:
-    """Return the hint for an error: how to build an engine that loads on this GPU."""
+    """Return the hint of an error: how to build an engine that loads on this GPU. ``capabilities``: those that the
+    engine was built for, such as "9.0"; empty for TensorRT's default."""
     if is_for_this_gpu(capabilities):
         return (
             "compile the program on this GPU, with load_built_engines=True: operators for which TensorRT has no kernel "

@@ -66,7 +66,8 @@ def supply_weights(engine: Engine, loaded: trt.ICudaEngine, weights: Mapping[str
 
 
 def _set_weights(refitter: trt.Refitter, weights: Mapping[str, torch.Tensor], changed: Collection[str]) -> bool:
-    """Pass all weights to TensorRT; return whether it accepted any. A refused ``changed`` weight is an error."""
+    """Pass ``weights`` to TensorRT, and return whether it accepted at least one. Raise a RefitError if it refuses a
+    weight that is in ``changed``, or needs a weight that is not in ``weights``."""
     known = frozenset(refitter.get_all_weights())
     refused = {name: _set_weight_or_explain(refitter, name, value, known) for name, value in weights.items()}
     reasons = {name: reason for name, reason in refused.items() if reason and name in changed}

@@ -40,12 +40,12 @@ PLANS = 64
 
 @frozen(eq=False)
 class EnginePlan:
-    """How a session runs its engine for inputs of the same shapes.
+    """Where an engine reads its inputs and writes its outputs, for inputs of the same shapes.
 
-    ``copies``: the inputs to copy, as (input index, the session's tensor to copy to). ``loose``: the indices of inputs
-    that the engine reads where the caller has them. ``results``: for each output, the session's tensor that the engine
-    writes, or None if each run allocates the output by its function in ``makers`` (None if the shape is known only
-    after the run). ``fixed``: tensors that are bound once and kept alive.
+    ``fixed``: (name, tensor) of each input that is bound once and kept alive. ``copies``: (input index, session memory)
+    of each input that is copied to session memory. ``loose``: the indices of the inputs that are read in the caller's
+    memory. ``results``: for each output the session memory that the engine writes, or None if each run allocates it.
+    ``makers``: for each output the function that allocates it, or None if its shape is known only after the run.
     """
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -69,12 +69,13 @@ class EngineSession:
         arena: memory for activations.
         engine_graph: whether TensorRT-RTX launches runs as a CUDA graph while shapes and addresses stay the same. Such
             a run cannot be captured in another graph.
-        updated: the indices of inputs that the engine updates in place; other mutated inputs are copied first.
+        updated: the indices of inputs that the engine updates in the caller's memory. Any other input that the engine
+            updates is copied to session memory first.
         fixed: the indices of inputs that are the same tensors at every call: they are bound once.
         profile: the number of the engine's profile for all runs.
-        contexts: contexts shared in turn with other sessions of the engine. The sessions must have equal shapes in a
-            call, since shapes are not set within a capture. A session whose runs are launched as a graph, or that has
-            inputs in host memory, creates a separate context.
+        contexts: execution contexts that several sessions of the engine use in turn. In a call of the program all
+            these sessions must get inputs of equal shapes: a CUDA graph's capture cannot set shapes. A session whose
+            runs are launched as a graph, or that has inputs in host memory, creates a separate context.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class EngineSession:
             self._in = Context(loaded, stream, profile, graph=self._graph)
         else:
             self._in = contexts.context_for(loaded, stream, profile)
-        self._own_turn = object()
+        self._own_token = object()
 
     def __call__(
         self,
@@ -139,23 +140,24 @@ class EngineSession:
             stream: the stream on which the run is enqueued.
             reuse_outputs: return session memory, which the next run overwrites, instead of copies.
             in_place: copy no tensor: read every input in place, and write every output to new memory.
-            into: memory for outputs, by output index, instead of new memory.
-            shapes_key: a key for the inputs' shapes, dtypes and devices, which must be equal in calls with equal keys.
+            into: memory for some outputs, by output index: used where this run would allocate new memory.
+            shapes_key: an object such as a call plan. If the last call passed the same object, the inputs must have the
+                same shapes, dtypes and devices as in that call, and are not compared. None: compare.
 
         Raises:
-            ExecutionError: the engine does not accept an input, TensorRT refuses to run, or the caller captures a run
-                that TensorRT-RTX launches as a separate graph.
+            ExecutionError: the engine does not accept an input, TensorRT refuses to run, or the caller captures a CUDA
+                graph although TensorRT-RTX launches this engine as a graph itself.
         """
         if self._graph:
             self._check_not_capturing()
-        if self._in.turn is not self._own_turn:
+        if self._in.owner is not self._own_token:
             self._restore_context()
         plan = self._current
         if plan is None or shapes_key is None or shapes_key is not self._like:
             plan = self._select_plan(inputs, in_place=in_place)
             self._like = None if self.on_host else shapes_key
         for position, memory in plan.copies:
-            if position in self._moving or not self._is_read_in_place(position, inputs[position], memory):
+            if position in self._moving or not self._bind_in_place(position, inputs[position], memory):
                 memory.copy_(inputs[position])
         held = [self._bind_input(self.inputs[i], inputs[i]) for i in plan.loose]
         results = [
@@ -178,16 +180,16 @@ class EngineSession:
         return self._in.handle
 
     def _select_plan(self, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
-        """Return the plan for inputs of these shapes, and set its shapes and addresses in the execution context."""
+        """Return the plan for inputs of these shapes, and set it in the context. ``in_place``: see `__call__`."""
         shapes = [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs]
         on_host = [inputs[i] for i in self.on_host]  # TensorRT reads their values there
         key = (in_place, *shapes, *[tuple(v.flatten().tolist()) if isinstance(v, torch.Tensor) else v for v in on_host])
         plan = self.plans.get(key)
         return self._apply(plan, key, inputs, in_place=in_place) if plan is None or plan is not self._current else plan
 
-    def _is_read_in_place(self, input_index: int, value: torch.Tensor, session_memory: torch.Tensor) -> bool:
-        """Return whether the engine reads an input in place: TensorRT can, and the address never changed. If not, bind
-        ``session_memory``, to which this call and all later calls copy the input."""
+    def _bind_in_place(self, input_index: int, value: torch.Tensor, session_memory: torch.Tensor) -> bool:
+        """Bind an input where the caller has it, and return True, if TensorRT can read it there and no earlier call had
+        another address. Else bind ``session_memory`` and return False: from now on each call copies the input there."""
         name = self.inputs[input_index].name
         if self._is_readable_in_place(value, session_memory.dtype):
             if value.data_ptr() == self._addresses.get(name):
@@ -224,7 +226,7 @@ class EngineSession:
 
     def _restore_context(self) -> None:
         """Set this session's shapes and addresses again in a context that another session has used meanwhile."""
-        self._in.turn, self._in.name = None, self.network.name
+        self._in.owner, self._in.name = None, self.network.name
         for name, address in self._addresses.items():
             self._in.set_address(name, address)
         for name, buffer in self.buffers.items():
@@ -233,10 +235,11 @@ class EngineSession:
             with collect_errors() as messages:
                 self._in.set_shapes(self._current.shapes, self._accepted_shapes, messages, force=bool(self.on_host))
             self._in.set_memory(self.arena.memory)
-        self._in.turn = self._own_turn
+        self._in.owner = self._own_token
 
     def _apply(self, plan: EnginePlan | None, key: object, inputs: Sequence[object], *, in_place: bool) -> EnginePlan:
-        """Bind a plan's shapes and addresses; if ``plan`` is None, create it for the inputs and store it by ``key``."""
+        """Set a plan's shapes and addresses in the execution context, and return the plan. If ``plan`` is None, create
+        it for the inputs, and cache it under ``key``. ``in_place``: see `__call__`."""
         if len(inputs) != len(self.inputs):
             raise ExecutionError(f"{self.network.name} takes {len(self.inputs)} inputs, got {len(inputs)}")
         self._current = None
@@ -290,7 +293,8 @@ class EngineSession:
         return tensor
 
     def _plan_outputs(self, plan: EnginePlan, *, in_place: bool) -> EnginePlan:
-        """Add to a plan where the engine writes each output, once TensorRT has inferred the output shapes."""
+        """Return ``plan`` with ``results`` and ``makers``: where the engine writes outputs, whose shapes TensorRT has
+        inferred. ``in_place``: see `__call__`."""
         copies = {self.inputs[position].name: memory for position, memory in plan.copies}
         makers, results = list[Allocator | None](), list[torch.Tensor | None]()
         for binding in self.outputs:
@@ -334,8 +338,9 @@ class EngineSession:
     def _bind_output(
         self, output_index: int, make: Allocator | None, into: torch.Tensor | None, inputs: Sequence[Any]
     ) -> torch.Tensor | OutputBuffer:
-        """Bind an output to the input that it updates, else to the memory ``into``, else to new memory from ``make()``.
-        If ``make`` is None, the shape is not known yet: bind a buffer that allocates when TensorRT requests it."""
+        """Bind an output to memory, and return this tensor: the input if the engine updates one in place, else ``into``
+        if it is given, else ``make()``. If ``make`` is None, the shape is known only after the run: return the
+        `OutputBuffer` that allocates memory when TensorRT requests it."""
         binding = self.outputs[output_index]
         if make is None:
             if binding.name not in self.buffers:

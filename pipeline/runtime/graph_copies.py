@@ -99,13 +99,14 @@ class CopyNode:
 
 
 class GraphInstance:
-    """An executable instance of a graph, whose copy nodes use the addresses set last.
+    """An executable instance of a captured graph. `write_outputs_to` and ``reads`` set the addresses that its copy
+    nodes use in all later launches.
 
     Args:
         graph: the captured graph, instantiated once.
         reads: the graph node that copies each input; None for an input that is not copied.
         writes: the graph node that copies each output; None for an output that is not copied.
-        another: create a new instance instead of the one that PyTorch replays.
+        another: instantiate the graph once more; False: use the instance that ``graph.replay()`` launches.
         keep_alive: objects that must live as long as this instance.
     """
 
@@ -134,7 +135,7 @@ class GraphInstance:
                 node.write_to(address)
 
     def launch(self, stream_handle: int) -> None:
-        """Launch the graph on a stream, without PyTorch's update of the random number generator."""
+        """Launch the graph on a stream. If it draws random numbers, call ``graph.replay()`` instead, or they repeat."""
         (error,) = cudart.cudaGraphLaunch(self._executable, stream_handle)
         if error:
             check_cuda((error,))
@@ -158,7 +159,7 @@ class MemoryFill:
     value: int
 
     def __call__(self, device: torch.device) -> None:
-        """Fill the memory as the memset node does, but by a PyTorch kernel on the current stream."""
+        """Fill the memory by a PyTorch kernel on the current stream: `instantiate` puts it in place of the node."""
         memory = tensor_at_address(self.address, self.count, _DTYPES[self.size], device)
         memory.fill_(int.from_bytes(self.value.to_bytes(4, "little")[: self.size], "little", signed=True))
 

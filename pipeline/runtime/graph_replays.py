@@ -34,61 +34,57 @@ alternate than there are captured calls."""
 
 
 class GraphInput:
-    """An input of a captured graph, which copies it to the memory ``held``.
-
-    The graph was captured with a copy from the memory ``example``; a launch may copy from another address.
-    """
+    """An input of a captured graph. The graph copies it from ``source``, or an address set for a launch, to ``held``,
+    where its kernels read it. If ``has_copy`` is False, the graph has no such copy: ``source`` is ``held``."""
 
     def __init__(self, input_index: int, value: torch.Tensor, has_copy: bool) -> None:
         self.input_index = input_index
         self.held = torch.empty_like(value, memory_format=torch.contiguous_format)
-        self.example = torch.empty_like(self.held) if has_copy else self.held
+        self.source = torch.empty_like(self.held) if has_copy else self.held
         self.held.copy_(value)
-        self.example.copy_(value)
+        self.source.copy_(value)
 
     def __call__(self, value: torch.Tensor, node: CopyNode | None) -> None:
         """Let the next launch read ``value`` as this input; ``node``: the graph's copy node for it, if it has one."""
         if node is not None and value.dtype == self.held.dtype and value.is_cuda and has_plain_layout(value):
             node.read_from(value.data_ptr())
             return
-        self.example.copy_(value.detach())
+        self.source.copy_(value.detach())
         if node is not None:
-            node.read_from(self.example.data_ptr())
+            node.read_from(self.source.data_ptr())
 
 
 class GraphOutput:
-    """An output of a captured graph, in the graph's memory (``value``).
-
-    example: the memory to which the graph was captured to copy the output; ``value`` itself if it does not copy it.
-    """
+    """An output of a captured graph. The graph copies it from ``value``, where its kernels write it, to ``target``, or
+    the address that a launch sets. If ``has_copy`` is False, the graph has no such copy: ``target`` is ``value``."""
 
     def __init__(self, value: torch.Tensor, has_copy: bool) -> None:
         self.value = value
-        self.example = torch.empty_like(value, memory_format=torch.contiguous_format) if has_copy else value
+        self.target = torch.empty_like(value, memory_format=torch.contiguous_format) if has_copy else value
         if has_copy:
-            self.example.copy_(value)
+            self.target.copy_(value)
 
-    def allocator(self) -> Allocator:
-        """Release ``example``; return a function that allocates tensors of the same shape and dtype."""
-        like, self.example = self.example, self.value
+    def make_allocator(self) -> Allocator:
+        """Return a function that allocates tensors like ``target``. Free ``target``, which launches do not use."""
+        like, self.target = self.target, self.value
         return tensor_allocator(tuple(like.shape), like.dtype, like.device, like.stride())
 
 
 def input_and_output_copies(
     graph: torch.cuda.CUDAGraph, inputs: Sequence[GraphInput], outputs: Sequence[GraphOutput]
 ) -> tuple[list[MemoryCopy | None], list[MemoryCopy | None]]:
-    """Return the graph's copy nodes of inputs and of outputs, with None for each value that the graph does not copy."""
+    """Return the graph's copy node for each input, and for each output; None where the graph has no such node."""
     known = graph_copies.copies_by_addresses(graph)
-    reads = [known.get((feed.example.data_ptr(), feed.held.data_ptr())) for feed in inputs]
-    return reads, [known.get((take.value.data_ptr(), take.example.data_ptr())) for take in outputs]
+    reads = [known.get((feed.source.data_ptr(), feed.held.data_ptr())) for feed in inputs]
+    return reads, [known.get((take.value.data_ptr(), take.target.data_ptr())) for take in outputs]
 
 
 def make_instance(
     graph: torch.cuda.CUDAGraph, inputs: Sequence[GraphInput], outputs: Sequence[GraphOutput]
 ) -> GraphInstance:
-    """Return the `GraphInstance` whose executable PyTorch has instantiated and replays. It keeps alive the outputs that
-    the graph copies. Other outputs are in the caller's memory, which must be unused when the next launch writes it."""
-    kept = [take.value for take in outputs if take.value is not take.example]
+    """Return PyTorch's own instance of a recaptured graph; it keeps the graph's memory of copied outputs alive. Other
+    outputs are written directly to memory of the caller: launch it only while nothing else uses this memory."""
+    kept = [take.value for take in outputs if take.value is not take.target]
     return GraphInstance(graph, *input_and_output_copies(graph, inputs, outputs), keep_alive=kept)
 
 
@@ -106,7 +102,8 @@ class Replayer:
         graph: the captured graph, created with ``keep_graph=True`` if addresses of its copies can be set.
         inputs: the inputs that the graph copies. outputs: its outputs.
         random: whether the graph may generate random numbers, so that PyTorch must replay it to get new ones.
-        recapture: returns a function that captures the call again, with outputs written directly to given memory.
+        recapture: returns a function that captures the call again, such that it writes large outputs directly to given
+            memory. This is done for output addresses that occur again.
     """
 
     def __init__(
@@ -131,7 +128,7 @@ class Replayer:
             instantiate(graph)
             self._reads, self._writes = input_and_output_copies(graph, inputs, outputs)
             self._own = GraphInstance(graph, self._reads, self._writes)
-        self._makers = [None if c is None else out.allocator() for c, out in zip(self._writes, outputs, strict=True)]
+        self._makers = [None if c is None else o.make_allocator() for c, o in zip(self._writes, outputs, strict=True)]
         self.complete = None not in self._writes
         """Whether the graph copies every output."""
         self._again = recapture if self.complete else None
@@ -164,30 +161,26 @@ class Replayer:
         return outputs
 
     def _next_launch(self, base: GraphInstance, leaves: Sequence[object], stream: int) -> NextLaunch:
-        """Prepare the next launch on this stream: allocate outputs, and choose an instance that writes to them.
-
-        base: PyTorch's own instance of the graph.
-        """
+        """Prepare the next launch on this stream: allocate memory for the outputs, and choose the instance of the graph
+        that writes there. ``base``: the instance that PyTorch's ``graph.replay()`` launches."""
         outputs = tuple([None if make is None else make() for make in self._makers])
         addresses = tuple([0 if value is None else value.data_ptr() for value in outputs])
         found = self._instances.get(addresses)
         if found is None:
-            found = self._other_instance(base, leaves, outputs, addresses)
+            found = self._instance_for_new_addresses(base, leaves, outputs, addresses)
             found.write_outputs_to(addresses)
         return found, outputs, stream
 
-    def _other_instance(
+    def _instance_for_new_addresses(
         self,
         base: GraphInstance,
         leaves: Sequence[object],
         outputs: Sequence[torch.Tensor | None],
         addresses: tuple[int, ...],
     ) -> GraphInstance:
-        """Return an instance for outputs at new addresses.
-
-        It is a new capture that writes to ``outputs`` directly; or else ``base``, a new or the oldest instance, whose
-        copy nodes the caller must then set to the addresses.
-        """
+        """Return an instance of the graph for outputs at addresses for which there is none. If they have occurred
+        before, it may be a new capture that writes to ``outputs`` directly. Else it is ``base``, a new or the oldest
+        instance, in whose copy nodes the caller must set the addresses."""
         again = self._again() if self._again is not None else None
         if again is not None and self._credit >= PATIENCE and addresses in self._once:
             self._credit -= PATIENCE
@@ -206,7 +199,7 @@ class Replayer:
         return self._remember(found, addresses)
 
     def _remember(self, instance: GraphInstance, addresses: tuple[int, ...], limit: int = INSTANCES) -> GraphInstance:
-        """Store an instance for outputs at these addresses; drop the oldest beyond ``limit``. Return the instance."""
+        """Store an instance of the graph by the addresses of its outputs, and return it; keep at most ``limit``."""
         while len(self._instances) >= limit:
             self._instances.pop(next(iter(self._instances)))
         self._instances[addresses] = instance

@@ -196,6 +196,7 @@ def find_profile(program: Program, symbols: Mapping[str, int]) -> int | None:
 
 
 def _no_profile_error(program: Program, symbols: Mapping[str, int]) -> ShapeError:
+    """Return the error for sizes that fit no optimization profile; it names an input and the allowed sizes."""
     names = {name for profile in program.profiles for name in profile}
     port, dim, name = next(
         (port, dim, size.name)
@@ -232,8 +233,9 @@ def check_learnt_sizes(program: Program, sizes: Mapping[str, int]) -> Mapping[st
 
 
 class _SymbolValues:
-    """The values of the symbols in a call's sizes (``symbols``), the input and dim that determined each (``found``),
-    and the sizes whose expressions are to be solved (``later``): (input, dim, expression, size)."""
+    """The values of a program's symbols (``symbols``), determined by the sizes of a call's inputs. ``found``: the input
+    and dim that determined each symbol, as text. ``later``: (input, dim, expression, size) for each size whose
+    expression is no symbol, such as ``2*s``; `solve_all` handles these."""
 
     def __init__(self) -> None:
         self.symbols: dict[str, int] = {}
@@ -255,7 +257,7 @@ class _SymbolValues:
             self.found.setdefault(expr.name, _describe_size(port, dim))
 
     def solve_all(self) -> None:
-        """Check or solve all expressions of sizes, always the one with the fewest unknown symbols first."""
+        """Solve each expression in ``later`` for its unknown symbol, or check the size if all its symbols are known."""
         while self.later:
             row = min(self.later, key=lambda row: len(self._unknown_symbols(row[2])))
             self.later.remove(row)

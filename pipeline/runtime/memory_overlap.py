@@ -71,10 +71,8 @@ def _byte_strides(tensor: torch.Tensor) -> list[tuple[int, int]]:
 
 
 def _is_sum_of_strides(distance: int, terms: Sequence[tuple[int, int, int]]) -> bool:
-    """Return whether a distance in bytes is a sum of multiples of strides.
-
-    terms: for each stride (stride, least factor, greatest factor), the longest stride first.
-    """
+    """Return whether two tensors, whose addresses differ by ``distance`` bytes, share a byte: whether ``distance`` is a
+    sum of stride * factor over ``terms``, each (stride, least factor, greatest factor), the longest stride first."""
     if not terms:
         return distance == 0
     (step, low, high), *rest = terms

@@ -62,7 +62,8 @@ class ProgramModule(CompiledModule):
         shared: dict[str, torch.Tensor] | None = None,
     ) -> None:
         """Load a program. ``executor``: "tensorrt", "reference" (CPU), or None: "tensorrt" if it can run the engines.
-        ``shared``: a dict of constants, which modules of one model with equal settings share."""
+        ``settings``: None for those of ``compiled``. ``shared``: a dict to read constants from and add them to: modules
+        of one model with equal settings can use the same dict."""
         super().__init__()
         self.compiled, self.settings = without_parameters(compiled), settings or compiled.settings
         self.executor: Executor = executor or _default_executor(compiled.engines)
@@ -127,7 +128,7 @@ class ProgramModule(CompiledModule):
         return loaded_by_digest.setdefault(engine.digest, loaded_now) if engine.digest else loaded_now
 
     def _attach_state(self) -> None:
-        """Create buffers with their initial values, and drop plans that contain older buffers."""
+        """Create the updated buffers with initial values; drop each `CallPlan`, since it refers to older buffers."""
         for name, initial in self._initial.items():
             attach_buffer(self, name, initial.new_tensor(self.device))
         self._guard = make_position_guard(self.program, self)
@@ -277,8 +278,8 @@ class ProgramModule(CompiledModule):
         raise TypeError("a CompiledModule holds engines and cannot be copied or pickled: call compiled.module() again")
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> ProgramModule:
-        """Apply ``.to``, ``.cuda`` or ``.half`` if it changes neither dtype nor device, since engines are built for one
-        of each. Plans and graphs refer to the old buffers, so they are dropped.
+        """Apply ``.to``, ``.cuda`` or ``.half`` if it keeps the dtype and the device, which engines cannot change.
+        It may still replace buffers, so call plans and CUDA graphs, which refer to the old ones, are dropped.
 
         Raises:
             ExecutionError: the dtype or device would change.
@@ -352,7 +353,8 @@ def _default_executor(engines: Sequence[Engine]) -> Executor:
 def _make_worker(
     layout: Layout, parts: Sequence[Leaf], device: torch.device, executor: Executor, settings: CompilationSettings
 ) -> Worker:
-    """Return a worker for ``parts``, each segment's function or loaded engine; on the CPU for executor "reference"."""
+    """Return a worker, which runs one call of a program at a time, on the CPU (``executor="reference"``) or a GPU.
+    ``parts``: each segment's function or loaded engine."""
     if executor == "reference":
         return SegmentExecutor(layout, parts, device)
     graphs = CudaGraphs(settings.max_cuda_graphs, settings.reuse_outputs) if settings.cuda_graphs else None

@@ -90,7 +90,7 @@ class ReadOnlyDict(dict[str, Leaf]):
 
 
 def _register_updated_buffers(replacement: torch.nn.Module, runner: CompiledModule) -> None:
-    """Register the buffers that the compiled program updates on the replacement of the model."""
+    """Register in ``replacement`` the buffers of ``runner``: those that the compiled program updates."""
     for name in runner.program.buffers.values():
         attach_buffer(replacement, name, find_buffer(runner, name))
 
@@ -115,7 +115,8 @@ def _copy_without_weights(module: M, device: torch.device, copies: dict[int, Lea
 
 
 def _placeholder(parameter: torch.nn.Parameter, device: torch.device, copies: dict[int, Leaf]) -> torch.nn.Parameter:
-    """Return a parameter of this shape and dtype, all NaN (or integer 0), of one stored element; reuse ``copies``."""
+    """Return a parameter like ``parameter``, but all NaN (or integer 0), with memory for one element only.
+    ``copies``: see `_copy_without_weights`."""
     if id(parameter) not in copies:
         floats = parameter.is_floating_point() or parameter.is_complex()
         one = torch.full((), torch.nan if floats else 0, device=device).to(parameter.dtype)

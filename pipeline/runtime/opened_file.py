@@ -39,6 +39,7 @@ class OpenedFile:
         )
 
     def _size_and_time(self) -> tuple[int, int]:
+        """Return the file's current size in bytes, and its modification time in nanoseconds."""
         found = os.fstat(self.file.fileno())
         return found.st_size, found.st_mtime_ns
 
@@ -55,16 +56,16 @@ def source_file_name(parameters: object) -> str:
 
 
 def stated_call_bytes(parameters: object) -> int:
-    """Return the bytes of memory per call that the file of a program's parameters states; 0 if it states none."""
+    """Return the limit in bytes for the memory of a call, from the file that a program was loaded from; 0 if none.
+    ``parameters``: the program's parameters, `FileWeights` if it was loaded from a file."""
     return parameters.call_bytes if isinstance(parameters, FileWeights) else 0
 
 
 def raise_call_error(file_name: str, error: Exception, reported: Exception) -> NoReturn:
-    """Raise ``reported``, which describes the ``error`` of a failed call; call this function in the ``except`` clause.
+    """Raise ``reported``: the ``error`` of a failed call, or an error that says more. Call it in the ``except`` clause.
 
     For a program from a file, an error that names the file and the node is raised instead, unless ``reported`` is an
-    error of this package or of exhausted memory. No frame refers to the errors afterwards, so that
-    the call's tensors are freed.
+    error of this package or of exhausted memory. This frame drops its references, so the call's tensors are freed.
     """
     failed = reported
     if file_name and not isinstance(reported, (PipelineError, MemoryError, torch.OutOfMemoryError)):

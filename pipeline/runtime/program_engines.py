@@ -37,7 +37,8 @@ THREADS: Final = min(4, max(1, (os.cpu_count() or 1) // 2))
 
 @frozen
 class LoadResults:
-    """TensorRT's message for each engine that does not load, by name; and the kernels compiled for the engines."""
+    """The result of `try_loading_engines`. ``refused``: TensorRT's message for each engine that does not load, by name.
+    ``kernels``: those that TensorRT-RTX compiled meanwhile, unless a cache file has them."""
 
     refused: FrozenDict[str, str] = field(factory=FrozenDict)
     kernels: Kernels = NO_KERNELS
@@ -90,7 +91,8 @@ def compile_kernels(engines: Iterable[object], cache: RuntimeCache | None) -> No
 
 
 def compiled_kernels(compiled: Compiled) -> Kernels:
-    """Return the kernels of a program's engines: the program's own kernels, or the cache's for the current GPU."""
+    """Return the kernels that TensorRT-RTX compiled for a program's engines, to be saved with it: those in the program,
+    or else those in the cache file for the current GPU; empty if there are none."""
     if compiled.kernels or not compiled.engines or not has_gpu() or compiled.settings.runtime_cache is False:
         return compiled.kernels
     cache = RuntimeCache.open(compiled.networks, compiled.settings.runtime_cache)
@@ -99,7 +101,8 @@ def compiled_kernels(compiled: Compiled) -> Kernels:
 
 
 def copy_cached_kernels(from_program: Compiled, to_program: Compiled) -> None:
-    """Copy a program's cached kernels to the cache of another program that has some engines in common with it."""
+    """Copy the kernels in the cache file of ``from_program`` to that of ``to_program``, which has some of its engines,
+    so that they are not compiled again."""
     folder = from_program.settings.runtime_cache
     source, target = (RuntimeCache.open(each.networks, folder) for each in (from_program, to_program))
     if source is not None and target is not None and to_program.engines:

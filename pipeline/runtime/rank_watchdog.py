@@ -34,12 +34,12 @@ GRACE: Final = 3.0
 @define(eq=False)
 class Watchdog:
     """A thread that logs an error and ends the process if a call on the GPU is not finished after ``seconds``. It
-    watches one call until it has finished, and then the latest call. It queries the GPU only after a quarter of
-    ``seconds``: CUDA forbids queries while another thread captures a graph in the mode "global". It ends when
-    this object is freed.
+    watches one call until it has finished, and then the latest call. It asks CUDA about a call only after a quarter of
+    ``seconds``, since CUDA forbids such queries while another thread captures a graph in the mode "global". The thread
+    ends when this object is freed.
 
-    waiting: returns the error's text. end: ends the process, as torch's watchdog does. latest, watched: the last call
-        and the watched call, each with its launch time.
+    waiting: returns the error's text. end: ends the process, as torch's watchdog does. latest, watched: (an event after
+        the call, the time of its launch).
     """
 
     seconds: float
@@ -90,8 +90,9 @@ def _poll(watchdog: Callable[[], Watchdog | None], interval: float) -> None:
 def waiting_text(
     store: Argument, store_key: str, rank: int, other_ranks: Iterable[int], seconds: float, grace: float = GRACE
 ) -> str:
-    """Return the error text for a call that does not finish; it names the ranks that do not report within ``grace``
-    seconds that they wait for the same call (by keys in ``store`` that begin with ``store_key``)."""
+    """Return the error text for a call that has not finished after ``seconds``; it names the ranks that do not wait in
+    the same call. A rank that waits sets a key, which begins with ``store_key``, in ``store``; the others are those
+    without such a key after ``grace`` more seconds."""
     said = f"rank {rank} on {socket.gethostname()}: a call with collectives is not done after {seconds:g} s"
     try:
         store.set(f"{store_key}/waits/{rank}", "")

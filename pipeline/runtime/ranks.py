@@ -41,7 +41,8 @@ SAME: Final = "all ranks must make the same calls in the same order, with inputs
 class Ranks:
     """A module's connection to the other ranks that run the same sharded model.
 
-    number: the module's number, equal on all ranks. calls: how many calls had new shapes. watchdog: for calls on a GPU.
+    number, calls: the module's number, equal on all ranks, and the count of its calls with new shapes; both are part of
+        the keys by which ranks exchange values. watchdog: ends this process if a call on a GPU hangs.
     """
 
     program: Program
@@ -52,11 +53,11 @@ class Ranks:
 
     @classmethod
     def for_program(cls, program: Program) -> Ranks | None:
-        """Return the `Ranks` of a program; None if it is of no sharded model, or is measured without the other ranks.
+        """Return the `Ranks` of a sharded program; None for other programs, and if it is measured on one rank.
 
         Raises:
-            ExecutionError: this process has another rank than the program, or its process groups have other ranks than
-                the program's.
+            ExecutionError: the program is for a rank other than this process, or its process groups do not exist here
+                with the same ranks.
         """
         if program.sharding is None or isinstance(program.sharding, Alone):
             return None
@@ -64,7 +65,7 @@ class Ranks:
         return cls(program, program.sharding)
 
     def attach_to(self, module: torch.nn.Module, on_gpu: bool) -> None:
-        """Let a module accept and return DTensors if its program does; let the watchdog watch calls on a GPU."""
+        """Let a module accept and return DTensors if its program does. On a GPU, create a `Watchdog` for its calls."""
         if on_gpu:
             seconds = PART * _shared_store().timeout.total_seconds()
             itself = ref(self)
@@ -97,10 +98,11 @@ class Ranks:
         return tree_unflatten(leaves, form)
 
     def check_same_shapes(self, inputs: Sequence[object]) -> None:
-        """Check that all ranks make this call with the same shapes. Call it only for shapes that are new on this rank.
+        """Check that all ranks make this call with the same shapes: wait until each has passed its new shapes to this
+        method. Call it only for shapes that are new on this rank.
 
         Raises:
-            ExecutionError: another rank passes other shapes, has no new shapes in its next call, or has ended.
+            ExecutionError: another rank has other shapes, or does not call this within the store's timeout.
         """
         ports = zip(self.program.inputs, inputs, strict=False)
         own = ", ".join(f"{p.name}: {list(v.shape) if isinstance(v, torch.Tensor) else v}" for p, v in ports)
@@ -142,7 +144,7 @@ class Ranks:
         yield from sorted(every - {self.sharding.rank})
 
     def add_rank_to_error(self, error: Exception) -> Exception:
-        """Add the rank and the node to the error of a collective; return any other error unchanged."""
+        """Return ``error`` with this rank and the graph node added if a collective failed, or else unchanged."""
         notes = {*getattr(error, "__notes__", ())}
         node = next((n for n in self.program.graph.nodes if is_collective(n) and f"in node {n.name}" in notes), None)
         if node is None or not isinstance(error, RuntimeError):
@@ -219,6 +221,7 @@ def nccl_communicator(group_name: str) -> object:
 
 
 def _to_local_tensor(tensor: Argument, layout: Layout, name: str) -> torch.Tensor:
+    """Return this rank's part of a DTensor, the input ``name``; raise an error if its layout is not ``layout``."""
     found = tuple(each.dim if each.is_shard() else None for each in tensor.placements)
     ranks = tuple(tensor.device_mesh.mesh.flatten().tolist())
     if found != layout.placements or ranks != layout.ranks or any(each.is_partial() for each in tensor.placements):
@@ -232,6 +235,7 @@ def _to_local_tensor(tensor: Argument, layout: Layout, name: str) -> torch.Tenso
 
 
 def _placements(layout: Layout) -> list[Argument]:
+    """Return a layout as DTensor placements, one for each dim of the mesh: ``Replicate()`` or ``Shard(dim)``."""
     from torch.distributed.tensor import Replicate, Shard
 
     return [Replicate() if dim is None else Shard(dim) for dim in layout.placements]
@@ -247,8 +251,9 @@ def _device_mesh(layout: Layout) -> Argument:
 
 
 def gather_from_ranks(program: Program, value: T, seconds: float) -> list[T]:
-    """Return the values of all ranks in this rank's groups, in the same order on each rank; [] on all ranks if a value
-    is missing after ``seconds``, as when ranks compile in turn. ``value``: this rank's value, of a type in JSON."""
+    """Return the ``value`` of each rank in this rank's process group (of all ranks if it is in several groups), in the
+    same order on each rank. Return [] on all ranks if a rank has not called this after ``seconds``, for example because
+    ranks compile one after another. A value must be representable in JSON."""
     sharding = program.sharding
     if sharding is None or not sharding.groups:
         return [value]

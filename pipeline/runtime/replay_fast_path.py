@@ -24,13 +24,13 @@ _guards: Any = torch._C._dynamo.guards
 
 
 class FastReplay:
-    """Replay a graph for inputs that have the metadata and addresses of an earlier call's inputs. The worker, not this
-    object, keeps the graph alive.
+    """Replay a captured CUDA graph for calls that are like an earlier call: their inputs have the same metadata and
+    addresses. The reference to the graph is weak: the `CudaGraphs` of a worker keep it.
 
     Args:
         names: the number of positional inputs and the names of keyword inputs.
-        plan: the call plan of such calls.
-        graph: the captured graph of such calls.
+        plan: the plan of the earlier call.
+        graph: the graph captured for this plan.
         alike: returns whether tensors have the types, dtypes, devices, sizes and strides of the earlier call's inputs.
     """
 
@@ -40,8 +40,8 @@ class FastReplay:
 
     @classmethod
     def for_last_call(cls, names: Names, plan: CallPlan, leaves: Sequence[Leaf], worker: object) -> FastReplay | None:
-        """Return a `FastReplay` for calls like a worker's latest call; None if that call replayed no graph, or has
-        inputs that are not tensors."""
+        """Return a `FastReplay` for calls like the one that ``worker`` has just run, with this plan and the inputs
+        ``leaves``; None if it has no graph for this call, or an input is no tensor. ``names``: as in `FastReplay`."""
         graphs = worker.graphs if isinstance(worker, CudaWorker) else None
         graph = graphs.kept.get(plan) if graphs is not None else None
         if graph is None or not graph.has_same_addresses(leaves):
@@ -53,7 +53,8 @@ class FastReplay:
         return found
 
     def __call__(self, args: tuple[Leaf, ...], kwargs: Mapping[str, Leaf], workers: Pool[Any]) -> list[Leaf] | None:
-        """Return the outputs; None if the inputs differ, or the next free worker does not have the graph."""
+        """Return the outputs of a call by a replay. Return None, so that the caller looks up its plan, if it is not
+        like the earlier call, or if the next free worker of the pool is not the one that captured the graph."""
         if len(args) != self._count or len(kwargs) != len(self._named):
             return None
         try:

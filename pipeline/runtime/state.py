@@ -69,8 +69,8 @@ def _owner_module(module: torch.nn.Module, name: str, *, create: bool = False) -
 def buffer_views(
     program: Program, module: torch.nn.Module, symbols: Mapping[str, int]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield for each mutated buffer the name of its placeholder, and the buffer in the shape for these sizes: if the
-    shape has fewer elements than the buffer, a view of the first ones."""
+    """Yield for each mutated buffer the name of its placeholder, and the buffer in the shape that the placeholder has
+    for these values of symbols. If the buffer has more elements, a view of its first elements has this shape."""
     nodes = {node.name: node.meta["val"] for node in program.graph.nodes if node.name in program.buffers}
     for placeholder, name in program.buffers.items():
         shape = [int(evaluate_number(expression(size), symbols)) for size in nodes[placeholder].shape]
@@ -97,6 +97,7 @@ class FlagPool:
         return self._free.popleft().zero_()
 
     def give(self, flag: torch.Tensor) -> None:
+        """Return a flag (a tensor from `take`) that nothing reads any more to the pool."""
         self._free.append(flag)
 
 
@@ -120,7 +121,8 @@ class PositionGuard:
             weakref.finalize(self, _flags.give, self.seen)
 
     def add_result(self, is_outside: torch.Tensor) -> None:
-        """Add to the flag whether a call's positions were outside of the buffer. CUDA graphs capture these kernels.
+        """Record whether a call's positions were outside of the buffer. On a GPU two kernels do this (a CUDA graph of
+        the call captures them): one updates ``flag``, the other writes it to host memory, where `check` reads it.
 
         Raises:
             ExecutionError: on the CPU, if the call's positions were outside of the buffer.
@@ -144,7 +146,7 @@ class PositionGuard:
         self.seen.zero_()
 
     def error(self, which_call: str) -> ExecutionError:
-        """Return the error for ``which_call``: "this call" or "an earlier call"."""
+        """Return the error that "this call" or "an earlier call" (``which_call``) wrote outside of the buffer."""
         return ExecutionError(
             f"{which_call} has positions outside of the buffer {self.names}",
             "call reset() before the next sequence, or compile the model with larger buffers",
@@ -152,7 +154,7 @@ class PositionGuard:
 
 
 def make_position_guard(program: Program, module: torch.nn.Module) -> PositionGuard | None:
-    """Return the guard of a program that checks positions; None for any other program."""
+    """Return the guard of a program that checks positions in a buffer such as a KV cache; None for other programs."""
     name = next((output.target for output in program.outputs if output.kind == "check"), None)
     if name is None:
         return None

@@ -64,8 +64,9 @@ def torch_segment(
 def _clone_shared_results(
     results: Sequence[object], inputs: Sequence[object], outputs: frozenset[int], constant_addresses: frozenset[int]
 ) -> Sequence[object]:
-    """Return the results. Those at the indices ``outputs`` are outputs of the program; such a result is cloned if it
-    shares memory with an input, constant or other result: the graph may have a view where the model copies."""
+    """Return a segment's results, with clones of those outputs of the program that share memory with an input, constant
+    or other result: the optimized graph may have a view where the model makes a copy. ``outputs``: the indices of the
+    program's outputs among the results. ``constant_addresses``: the storage addresses of the constants."""
     seen = {*constant_addresses, *(_storage_pointer(v) for v in inputs if isinstance(v, torch.Tensor))}
     cloned = list(results)
     for i, result in enumerate(results):
@@ -81,8 +82,8 @@ def _storage_pointer(tensor: torch.Tensor) -> int:
 
 
 class _Steps:
-    """Build the list of calls for a segment's nodes. ``updated``: the nodes that update buffers in place. ``left_out``:
-    the nodes of additive masks that are omitted, since attention gets the boolean condition instead."""
+    """Build the calls that run a segment's nodes. ``updated``: the names of nodes that update a buffer in place.
+    ``left_out``: the names of nodes that need no call: see `replaceable_masks`."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class _Steps:
         self.updated: set[str] = set()
 
     def add(self, node: torch.fx.Node) -> None:
-        """Add a call for a node, after the computations of sizes that it reads and that are no inputs."""
+        """Add a call for a node, after calls for the nodes that compute sizes it reads (unless they are inputs)."""
         if node.name in self.builder.places:
             return
         if node.op == "get_attr":
@@ -132,8 +133,9 @@ class _Steps:
 def replaceable_masks(
     nodes: Mapping[str, Node], segment: Segment, constants: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[Node, Node, Node]]:
-    """Yield the additive attention masks that a boolean condition can replace: the mask, its ``where`` node, the
-    condition. Such a mask is 0 where the condition holds, else a dtype's lowest number."""
+    """Yield (mask, ``where`` node, condition) for each attention mask ``where(condition, 0, lowest number)`` in a
+    segment: attention can read the boolean condition as its mask, so that nothing computes the additive mask.
+    ``nodes``: the program's nodes by name. ``constants``: the segment's constants by name."""
     outputs = {port.name for port in segment.outputs}
     for mask in (nodes[name] for name in segment.nodes):
         choice = where_of_open_mask(mask)
@@ -149,8 +151,8 @@ def replaceable_masks(
 
 
 def where_of_open_mask(mask: Node) -> Node | None:
-    """Return the ``where`` node of an attention mask that the operator `OPEN_MASK` marks (every row has an unmasked
-    key); None if another operator than attention reads the mask."""
+    """Return the ``where`` node that computes an attention mask. Return None unless the operator `OPEN_MASK` marks the
+    mask (every row has an unmasked key), and only attention reads it."""
     choice: Argument = mask.args[0] if mask.target is OPEN_MASK else None
     chosen = isinstance(choice, Node) and choice.target is aten.where.self and list(choice.users) == [mask]
     return choice if chosen and all(user.target is SDPA for user in mask.users) else None

@@ -18,7 +18,7 @@ from pipeline.shapes.environment import evaluate_number
 
 
 class SegmentExecutor:
-    """Run a program's segments in order on values in slots; this object keeps no state between calls."""
+    """Run a program's segments in order on the values of a call, a list by slot (see `Step`). Nothing is kept after."""
 
     def __init__(self, layout: Layout, runners: Sequence[SegmentRunner], device: torch.device) -> None:
         self.layout, self.runners, self.device = layout, runners, device
@@ -47,7 +47,7 @@ class SegmentExecutor:
         self._set_steps(tuple((step, wrap(step.segment, run)) for step, run in self._steps))
 
     def _set_steps(self, steps: tuple[tuple[Step, SegmentRunner], ...]) -> None:
-        """Set the segments with their runners; list each profile's segments, and the slots to clear after each."""
+        """Set the segments with their runners; list each profile's segments, each with the slots to clear after it."""
         self._steps = steps
         self._in_profile: dict[int | None, list[tuple[Step, SegmentRunner, tuple[int, ...]]]] = {}
         for profile in (None, *range(len(self.layout.program.profiles))):
@@ -125,9 +125,9 @@ class SegmentExecutor:
 
 
 def _learnt_values(learnt: Sequence[tuple[int, int | None, str]], outputs: Sequence[Leaf]) -> dict[str, Leaf]:
-    """Return the values of symbols, read from a segment's outputs.
+    """Return the values of the symbols that a segment's outputs determine, such as the size of a ``nonzero``.
 
-    learnt: for each symbol (output index, dim or None if the output is a number, symbol).
+    learnt: where to read each symbol: `Step.learns`.
     """
     sizes = {s: outputs[i] if dim is None else outputs[i].shape[dim] for i, dim, s in learnt}
     return {s: size if isinstance(size, float) else int(size) for s, size in sizes.items()}
@@ -166,6 +166,7 @@ class Pool(Generic[W]):
             self._left += 1
 
     def _make_or_wait(self) -> W:
+        """Return a new worker, or, if ``limit`` workers exist, the next one that another thread gives back."""
         with self._turn:
             if self._left:
                 self._left -= 1

@@ -24,8 +24,8 @@ class FakeCuda:
     def __init__(self, feed: GraphInput, take: GraphOutput) -> None:
         self.feed, self.take = feed, take
         self.nodes = {
-            "in": (feed.example.data_ptr(), feed.held.data_ptr()),
-            "out": (take.value.data_ptr(), take.example.data_ptr()),
+            "in": (feed.source.data_ptr(), feed.held.data_ptr()),
+            "out": (take.value.data_ptr(), take.target.data_ptr()),
         }
         self.told: dict[Any, dict[str, tuple[int, int]]] = {"own": dict(self.nodes)}
         self.launched: list[tuple[Any, int]] = []
@@ -204,7 +204,7 @@ class Again:
 
         def launch(stream: int) -> None:
             self.launched.append(address)
-            memory.copy_(self.feed.example + 1)
+            memory.copy_(self.feed.source + 1)
 
         node = SimpleNamespace(read_from=lambda address: None)
         return SimpleNamespace(reads=[node], launch=launch, write_outputs_to=lambda addresses: None)

@@ -50,7 +50,7 @@ class Frame:
     parent: "Frame | None" = None
 
     def enclosing_loops(self) -> set[str | None]:
-        """Return the loops of this frame and of all frames around it."""
+        """Return the names of the loops of this frame and of all frames around it; None for the outermost frame."""
         return {self.loop} | (self.parent.enclosing_loops() if self.parent is not None else set())
 
     def frame_of(self, regions: Collection[str | None]) -> "Frame":
@@ -99,7 +99,7 @@ def _check_tensor(declared: Tensor, value: torch.Tensor, producer: str) -> torch
 
 
 class _PlanRun:
-    """A run of a plan. Exactly one layer computes each tensor, so a frame caches the tensor's value."""
+    """A run of a `Plan`. Tensors are stored in a `Frame` for the network, and one for each iteration of a loop."""
 
     def __init__(self, plan: Plan, weights: Values, group: str) -> None:
         self.plan, self.flow, self.weights, self.group = plan, plan.flow, weights, group
@@ -120,6 +120,7 @@ class _PlanRun:
         return root.values
 
     def frame_holding(self, tensor_name: str, frame: Frame) -> Frame:
+        """Return the frame that stores a tensor: ``frame`` if its loop contains the tensor, else one around it."""
         return frame if frame.parent is None else frame.frame_of(self.flow.inside.get(tensor_name, ()))
 
     def find_value(self, tensor_name: str, frame: Frame) -> torch.Tensor | None:
@@ -159,7 +160,7 @@ class _PlanRun:
         return tuple(input_names(entry)[0] for entry in (*entries, *self.trip_count_limits(region)))
 
     def trip_count_limits(self, region: str | None) -> tuple[Layer, ...]:
-        """Return a loop's TRIP_LIMIT layers that limit its iterations by a count, not by a condition."""
+        """Return those TRIP_LIMIT layers of the loop ``region`` that limit it by a count; others have a condition."""
         limits = self.flow.boundary_layers(region, "TRIP_LIMIT")
         return tuple(limit for limit in limits if limit.attribute("kind") == "COUNT")
 
@@ -207,7 +208,8 @@ class _PlanRun:
         return {layer.name: self.loop_output(layer, collected[layer.name], inner) for layer in exits}
 
     def has_next_trip(self, region: str | None, inner: Frame, trip: int) -> bool:
-        """Set the ITERATOR slices of iteration ``trip`` in ``inner``; return whether count and condition let it run."""
+        """Return whether the loop ``region`` (such as "loop 0") runs iteration ``trip``, by its count and condition.
+        Before the condition, set the slices of this iteration in its frame ``inner``: see `bind_iterated_slice`."""
         if any(trip >= int(self.compute(input_names(limit)[0], inner)) for limit in self.trip_count_limits(region)):
             return False
         for iterator in self.flow.boundary_layers(region, "ITERATOR"):
@@ -216,7 +218,7 @@ class _PlanRun:
         return all(bool(self.compute(input_names(limit)[0], inner)) for limit in limits)
 
     def bind_iterated_slice(self, iterator: Layer, inner: Frame, trip: int) -> None:
-        """Set the output of an ITERATOR layer to its slice for iteration ``trip``, if it has one."""
+        """Set an ITERATOR layer's output in frame ``inner`` to slice ``trip`` of its input, if it has that many."""
         source, axis = self.compute(input_names(iterator)[0], inner), iterator.attribute("axis")
         length = source.shape[axis]
         if trip < length:
@@ -224,7 +226,8 @@ class _PlanRun:
             inner.values[iterator.outputs[0].name] = source.select(axis, index)
 
     def run_assertions(self, region: str | None, inner: Frame) -> None:
-        """Run the assertions of an iteration that are outside of conditionals, since no other layer requires them."""
+        """Run the assertions in the loop ``region``, except in its conditionals and inner loops, for the iteration with
+        the frame ``inner``: no layer reads an output of an assertion, so `compute` does not run them."""
         for layer in self.plan.network.layers:
             around = self.flow.regions_around(layer) if layer.kind == "ASSERTION" else frozenset()
             if region in around and around <= inner.enclosing_loops():
@@ -252,6 +255,7 @@ class ReferenceEngine:
 
     @plan.default
     def _plan(self) -> Plan:
+        """Return the order in which this engine runs the network's layers."""
         return Plan.from_network(self.network)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

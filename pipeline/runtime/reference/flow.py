@@ -27,10 +27,10 @@ def region_of(layer: Layer) -> str | None:
 
 @attrs.frozen
 class Flow:
-    """A network's control flow. Its regions are its loops and conditionals, named such as "loop 0".
+    """A network's regions (loops and conditionals), named such as "loop 0", for the reference executor.
 
-    producers: the layer that computes each tensor. regions: the boundary layers of each region. inside: for each
-        tensor, the regions that it is in.
+    producers: the layer that computes each tensor. regions: each region's boundary layers (of the kinds `BOUNDARIES`).
+        inside: the names of the regions that each tensor is in.
     """
 
     producers: Mapping[str, Layer]
@@ -42,7 +42,7 @@ class Flow:
         return tuple(layer for layer in self.regions[region or ""] if layer.kind == kind)
 
     def regions_around(self, layer: Layer) -> frozenset[str]:
-        """Return the loops and conditionals that a layer's outputs are in; without outputs, those of its inputs."""
+        """Return the names of the regions that a layer is in: those of its outputs, or of its inputs if it has none."""
         names = [tensor.name for tensor in layer.outputs] or list(input_names(layer))
         return frozenset().union(*(self.inside.get(name, frozenset()) for name in names))
 
@@ -64,9 +64,9 @@ def read_flow(network: Network) -> Flow:
 
 
 def _regions_around_tensors(network: Network, regions: Mapping[str, tuple[Layer, ...]]) -> dict[str, frozenset[str]]:
-    """Return the loops and conditionals that each tensor is in.
+    """Return the names of the regions that each tensor is in. ``regions``: as in `Flow`.
 
-    The result is a fixed point of an iteration, since recurrences make the network cyclic.
+    The search is repeated until nothing changes: a RECURRENCE layer reads a tensor that a later layer computes.
     """
     inside: dict[str, frozenset[str]] = {}
     grows = True
@@ -83,10 +83,8 @@ def _regions_around_tensors(network: Network, regions: Mapping[str, tuple[Layer,
 def _regions_around_layer(
     layer: Layer, regions: Mapping[str, tuple[Layer, ...]], around: Mapping[str, frozenset[str]]
 ) -> frozenset[str]:
-    """Return the loops and conditionals that a layer's outputs are in. ``around``: those found for each tensor so far.
-
-    The outputs of an exit layer of a loop or conditional are outside of it.
-    """
+    """Return the names of the regions that a layer's outputs are in; the outputs of an exit layer (`EXITS`) of a region
+    are outside of it. ``regions``: as in `Flow`. ``around``: the regions of each tensor found so far, by its name."""
     region = region_of(layer)
     sources = regions[region] if region is not None and layer.kind in EXITS else (layer,)
     found = frozenset().union(*(around.get(name, frozenset()) for source in sources for name in input_names(source)))
@@ -96,7 +94,7 @@ def _regions_around_layer(
 
 
 def needed_layers(network: Network, flow: Flow) -> frozenset[str]:
-    """Return the names of the layers that outputs and assertions depend on."""
+    """Return the names of all layers on which the network's outputs and ASSERTION layers depend."""
     found: set[str] = set()
     waiting = [flow.producers[tensor.name] for tensor in network.outputs if tensor.name in flow.producers]
     waiting += [layer for layer in network.layers if layer.kind == "ASSERTION"]

@@ -99,8 +99,8 @@ def _gather_default(x: torch.Tensor, indices: torch.Tensor, axis: int, batch_dim
 
 
 def _flat_indices(x: torch.Tensor, indices: torch.Tensor, batch_dims: int) -> torch.Tensor:
-    """Return, for each index tuple of a gather or scatter, its position in the data, whose indexed leading dims are
-    flattened to one dim."""
+    """Return the number of the row of ``x`` that each index tuple of a gather or scatter selects. Rows: batch dims and
+    indexed dims are flattened to one. ``batch_dims``: the count of leading dims that ``x`` and ``indices`` share."""
     depth = indices.shape[-1]
     place = torch.zeros(indices.shape[:-1], dtype=torch.int64)
     for axis in range(batch_dims):

@@ -43,7 +43,8 @@ def _attention_scores(layer: Layer, query: torch.Tensor, key: torch.Tensor, mask
 
 
 def _check_padded(layer: Layer, *form_attributes: str) -> None:
-    """Raise an error if an attribute of these names, the layout of an input, is not the default ``PADDED_BHND``."""
+    """Raise an error if one of these attributes, each the layout of an input, is not ``PADDED_BHND``: [batch, heads,
+    length, head size], with sequences padded to equal lengths."""
     for form in form_attributes:
         if layer.attribute(form, "PADDED_BHND") != "PADDED_BHND":
             raise LayerError(f"the CPU executor supports only {form}=PADDED_BHND, got {layer.attribute(form)}")
@@ -59,7 +60,8 @@ def attention_input(
     query_lengths: Maybe = None,
     key_lengths: Maybe = None,
 ) -> torch.Tensor:
-    """Compute attention with a boolean or additive mask, a scale for quantized weights, and the lengths of keys."""
+    """Compute the whole attention of a pair of layers; `attention_output` passes its result on. ``mask``: boolean or
+    additive. ``scale``: quantizes the softmax's result. ``query_lengths`` is ignored: padding is computed, too."""
     _check_padded(layer, "query_form", "key_value_form")
     repeats = query.shape[1] // max(key.shape[1], 1)
     keys, values = (widen(x).repeat_interleave(repeats, 1) for x in (key, value))
@@ -76,7 +78,7 @@ def attention_input(
 
 
 def attention_output(layer: Layer, result: torch.Tensor) -> torch.Tensor:
-    """Return the result of `attention_input`, which computes the whole attention."""
+    """Return ``result``: TensorRT has two layers for attention, and `attention_input` computes all at the first."""
     return result
 
 

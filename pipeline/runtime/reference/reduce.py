@@ -110,7 +110,7 @@ def normalization(layer: Layer, x: torch.Tensor, scale: torch.Tensor, bias: torc
 
 
 def _per_channel(coefficient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Repeat a coefficient per group (version 1 of the layer) for each channel of the group."""
+    """Return a scale or bias for each channel of ``x``: one for a group of channels is repeated for each of them."""
     if x.dim() > 1 and 1 < coefficient.shape[1] < x.shape[1]:
         return coefficient.repeat_interleave(x.shape[1] // coefficient.shape[1], 1)
     return coefficient

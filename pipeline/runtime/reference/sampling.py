@@ -59,7 +59,8 @@ TAPS: Mapping[str, Callable[..., Taps]] = {"NEAREST": _nearest_taps, "LINEAR": _
 
 
 def _mask_outside(taps: Taps, length: int) -> Taps:
-    """Set the weights of positions outside of the input to 0, and normalize the other weights."""
+    """Set the weights of taps whose positions are not on the axis, of ``length`` elements, to 0. Divide the others by
+    their sum. ``taps``: (input positions, weights) for all outputs, one pair for each position that an output reads."""
     kept = [(place, torch.where((place >= 0) & (place < length), weight, 0.0)) for place, weight in taps]
     total = torch.stack([weight for _, weight in kept]).sum(0)
     return [(place, weight / total) for place, weight in kept]

@@ -90,8 +90,8 @@ def convolution(
 def deconvolution(
     layer: Layer, x: torch.Tensor, kernel: Maybe = None, bias: Maybe = None, /, **weights: torch.Tensor
 ) -> torch.Tensor:
-    """Compute a transposed convolution: padding is cut from the result. With SAME padding the result has ``stride``
-    times the input's size."""
+    """Compute a transposed convolution. Padding makes the result smaller; with SAME padding it is ``stride`` times as
+    large as the input. ``weights``: "kernel" and "bias" as flat tensors, if they are not inputs."""
     values = widen(_flatten_batch(layer, x))
     kernel, bias = _kernel_and_bias(layer, values, kernel, bias, weights)
     dilations, strides, groups = (layer.attribute(n) for n in ("dilation_nd", "stride_nd", "num_groups"))
