@@ -41,7 +41,7 @@ class FirstExport:
     Attributes:
         error: the export's error; None if it succeeded, but an int computed from sizes became a constant (`NUMBERS`).
         has_input_ranges: whether the ranges come from `Input` s, not from torch's named ``Dim`` s.
-        has_specialized_size: whether there is an export, in which a dynamic size of an input became a constant.
+        has_specialized_size: whether the export was made, but a dynamic size of an input is constant in it.
         needs_narrower_ranges: whether torch accepts only narrower ranges; False if any dim is derived (``4*s``).
     """
 
@@ -86,8 +86,7 @@ class Attempt:
     shapes: Callable[[FirstExport], Iterable[Spec]] = lambda first: (first.shapes,)
 
     def exports_to_try(self, first: FirstExport) -> Iterator[tuple[Spec, TraceMode]]:
-        """Yield (dynamic shapes, trace mode) of each retry after the export ``first``; nothing if `applies` is
-        False."""
+        """Yield (dynamic shapes, trace mode) of each retry after the export ``first``; none if `applies` is False."""
         if self.applies(first):
             yield from ((each, self.mode or first.mode) for each in self.shapes(first))
 
@@ -200,8 +199,7 @@ def retries_as_text() -> str:
 
 
 def share_dims_reported_equal(error: Argument, shapes: Spec) -> Iterator[Spec]:
-    """Yield the dynamic shapes in which dims that torch's ``error`` reports as equal share a ``Dim``: once, or
-    never.
+    """Yield, at most once, the dynamic shapes in which dims that torch's error reports as equal share a ``Dim``.
 
     torch rejects a model that needs equal dims (of a mask and the masked tensor), since each dim of an `Input` has a
     name of its own. Nothing is yielded if torch's suggestions also narrow a range or make a dim static.

@@ -65,8 +65,8 @@ class _ValueNumbers:
     first: dict[Node, int] = field(factory=dict)
 
     def number_of(self, *key: object, of_input: bool = False) -> int:
-        """Return the number of an expression, a new one at its first use. ``key``: an operator and its arguments'
-        numbers; ``of_input``: whether the value depends on model inputs."""
+        """Return an expression's number, made at its first use; ``key``: operator, numbers of arguments; ``of_input``:
+        it depends on model inputs."""
         number = self.numbers.setdefault(key, len(self.numbers))
         if of_input:
             self.input_dependent.add(number)
@@ -157,8 +157,7 @@ def _only_copies_input(node: Node) -> bool:
 
 
 def nodes_depending_on(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
-    """Return ``inputs``, and nodes that depend on them or on the value that the graph writes to a parameter or
-    buffer."""
+    """Return ``inputs``, and nodes that depend on them or on what the graph writes to a parameter or buffer."""
     found = set(inputs)
     for node in graph.nodes:
         if not found.isdisjoint(_inputs_read_by_value(node)):

@@ -134,7 +134,7 @@ class _RangeMerger:
         return {dim: entry for dim, entry in own.items() if entry is not None}
 
     def with_unique_name(self, dim: Any) -> object:
-        """Return the ``Dim`` by an unused name: torch makes dims of one name equal (an Input that is passed twice)."""
+        """Return the ``Dim`` by an unused name: dims of one name must be equal, but one Input may be passed twice."""
         name = dim.__name__
         while name in self.names:
             name += "_"
@@ -212,7 +212,7 @@ def _set_root_minimums_to_two(shapes: object) -> object:
 
 
 def _derive_from_new_root(entry: Spec, root: Any, shift: int) -> object:
-    """Return a derived dim (``entry``: ``4*s``) by a ``root`` that stands for ``s + shift``: ``4*root - 4*shift``."""
+    """Return the derived dim ``entry`` (``4*s``) in terms of ``root``, which is ``s + shift``: ``4*root - 4*shift``."""
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
     scaled, offset = (slope * root if slope != 1 else root), start - slope * shift
     return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
@@ -304,7 +304,7 @@ def size_requests(
 
 
 def unify_shared_dims(requests: Iterable[SizeRequest]) -> bool:
-    """Make the symbols of sizes that were requested by one ``Dim`` equal; return False if the example's differ."""
+    """Make the symbols of sizes that one ``Dim`` requests equal; return False if the example's sizes differ."""
     first: dict[str, Argument] = {}
     sizes = list(requests)
     plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]

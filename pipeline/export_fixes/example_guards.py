@@ -119,8 +119,7 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
     another branch there than the example input did. Return these lines, in the order of the outputs.
 
     Raises:
-        CaptureError: the trace made a float, which the model reads from a tensor, a constant; or a program has no
-            operator to check a condition.
+        CaptureError: a float read from a tensor became a constant of the graph, or no operator can check a condition.
     """
     if decisions.float_lines:
         place = next(iter(decisions.float_lines))

@@ -134,8 +134,8 @@ def trace_getattr(orig: Kernel, tracer: Argument, name: str, value: object, prox
 
 def has_transforms(module: torch.fx.GraphModule) -> bool:
     """Return whether a graph, or a graph that it calls, enters or leaves ``torch.vmap``, a transform of ``torch.func``
-    or forward-mode derivatives. Such a graph cannot be run as it is: the operators between act on the transform's
-    wrapped tensors. In the trace mode ``"autograd"``, torch traces the plain operators that the transform calls."""
+    or forward-mode derivatives. Such a graph cannot be run as it is: operators between these calls act on the
+    transform's wrapped tensors. The trace mode ``"autograd"`` records the plain operators that the transform calls."""
     graphs = (m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule))
     return any(getattr(n.target, "__module__", None) == predispatch.__name__ for graph in graphs for n in graph.nodes)
 
