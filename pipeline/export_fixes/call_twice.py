@@ -65,8 +65,8 @@ class _ValueNumbers:
     first: dict[Node, int] = field(factory=dict)
 
     def number_of(self, *key: object, of_input: bool = False) -> int:
-        """Return an expression's number, made at its first use; ``key``: operator, numbers of arguments; ``of_input``:
-        it depends on model inputs."""
+        """Return an expression's number, a new one at first use. ``key``: its operator and its arguments' numbers;
+        ``of_input``: whether its value depends on model inputs."""
         number = self.numbers.setdefault(key, len(self.numbers))
         if of_input:
             self.input_dependent.add(number)

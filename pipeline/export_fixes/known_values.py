@@ -126,7 +126,7 @@ def dispatch_with_known_values(
     dispatch: Function, mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
 ) -> object:
     """Replace `FakeTensorMode.dispatch`, which runs an operator on fake tensors: store in the results what is known of
-    their values, and record the buffers whose numbers Python reads in `known`."""
+    their values; record the buffers whose numbers Python reads in `known`."""
     state = known.get()
     kwargs = kwargs or {}
     if not isinstance(func, OpOverload):

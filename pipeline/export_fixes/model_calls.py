@@ -134,8 +134,7 @@ def trace_pooling(mode: object, func: Target, args: Argument, kwargs: Argument) 
 
 def _pool_dynamic_windows(func: Target, args: Mapping[str, Argument]) -> object:
     """Call the pooling ``func`` (``args``: by name): reduce each dynamic dim that one window covers by `torch.mean` or
-    `torch.amax`, then pool the other dims. A mean in half precision is computed in float32, so that it is rounded
-    once."""
+    `torch.amax`, then pool the other dims. A half-precision mean is computed in float32, to round only once."""
     count, x, dtype = POOLS[func], args["input"], args["input"].dtype
     by_dim = {
         name: _one_number_per_dim(args.get(name, default), count)

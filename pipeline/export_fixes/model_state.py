@@ -284,8 +284,8 @@ class _ModelBefore:
 
     def write_back(self, outputs: Argument, reassigned: list[torch.Tensor]) -> Argument:
         """Copy each tensor that the model assigned to a buffer into the buffer, if it fits; return the outputs, cloned
-        if the copies would change them. ``reassigned``: tensors to whose ``.data`` the model assigned; drop those
-        copied."""
+        if the copies would change them. Drop such buffers from ``reassigned``: tensors whose ``.data`` the model
+        assigned."""
         moved = [row for row in self.registered if row.is_writable and row.is_replaced(reassigned)]
         pairs = [
             (row, new)

@@ -96,8 +96,7 @@ class Replacement:
         return isinstance(self.owner, OpOverload) or hasattr(self.owner, self.name)
 
     def read_entry(self) -> Argument:
-        """Return what ``owner`` itself stores under ``name``: a function; None if it is inherited, or a missing
-        kernel."""
+        """Return what ``owner`` itself stores under ``name``; None if an attribute is inherited, or a kernel unset."""
         if isinstance(self.owner, OpOverload):
             return self.owner.py_kernels.get(self.name)
         return (self.owner if isinstance(self.owner, dict) else vars(self.owner)).get(self.name)
