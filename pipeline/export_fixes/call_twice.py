@@ -114,7 +114,7 @@ class _ValueNumbers:
 
     def begin_second_call(self) -> None:
         """Prepare for the second call: renumber values computed from inputs, so that the second call differs if it uses
-        any; give buffers their initial numbers, since a program may store what is in buffers."""
+        any; give buffers their initial numbers, since a program may keep state in buffers."""
         self.first = self.nodes
         self.nodes = {n: self.number_of("before", v) if v in self.input_dependent else v for n, v in self.nodes.items()}
         self.nodes.update(self.registered)

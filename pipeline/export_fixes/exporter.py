@@ -199,8 +199,8 @@ class _Exporter:
 
     def retry(self, first: FirstExport, specialized_count: int | None = None) -> ExportedProgram | None:
         """Return the first export by `ATTEMPTS`, after the failed export ``first``, that keeps the requested ranges;
-        None if there is none. With ``specialized_count``, ``first`` succeeded, but made constants of so many numbers
-        that are computed from sizes: only try `NUMBERS`, and return its export only if it has fewer such constants."""
+        None if there is none. With ``specialized_count``, ``first`` succeeded, but made constants of this many numbers
+        computed from sizes: try only `NUMBERS`, and return its export only if it has fewer such constants."""
         name = type(self.model).__name__
         for attempt in ATTEMPTS if specialized_count is None else (NUMBERS,):
             for shapes, way in attempt.exports_to_try(first):

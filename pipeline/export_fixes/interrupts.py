@@ -119,7 +119,7 @@ class _Change:
     is_undone: bool = False
 
     def undo_once(self) -> None:
-        """Undo this change, which a trace made in the process, unless it is undone: interrupts may repeat this step."""
+        """Call ``undo`` unless it was called before and completed: after an interrupt, changes may be undone again."""
         if not self.is_undone:
             self.undo()
             self.is_undone = True

@@ -204,7 +204,7 @@ def _result_ratio(func: Target, kwargs: Argument, maxima: Sequence[Argument]) ->
 
 def _rule_fits(func: object, args: Argument, kwargs: Argument) -> bool:
     """Return whether an operator's rule in `RULES` is valid for these arguments. A rule knows only the largest element
-    of each tensor, so most rules need 0-d tensors; that of ``add`` needs one as the second argument."""
+    of each tensor, so most rules need 0-d tensors; that of ``add`` needs one only as its second argument."""
     if func in SELECTION:
         return isinstance(args[0], torch.Tensor) and all(isinstance(size, int) and size == 1 for size in args[0].shape)
     if func in ADDITION:

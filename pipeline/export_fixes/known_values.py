@@ -203,8 +203,8 @@ def _has_cpu_kernel(func: OpOverload) -> bool:
 
 @contextmanager
 def _hide_known_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
-    """Return a context in which the arguments store no known elements, with which torch would call the CPU kernel that
-    a custom operator lacks. At its end they store them again, unless the operator is in-place."""
+    """Return a context in which ``args`` store no known elements: with them, torch would run ``func`` on the CPU, and
+    ``func`` has no CPU kernel. At the end they are known again, unless the operator is in-place."""
     elements = {x: x.constant for x in tree_leaves(args) if isinstance(x, FakeTensor) and x.constant is not None}
     for fake, value in elements.items():
         if func._schema.is_mutable:
@@ -244,7 +244,7 @@ def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) ->
 
 def _fake_held_tensors(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
     """Return an operator's arguments with fake tensors of known value in place of small tensors that the model holds,
-    but not as buffers. These are real or, for a GPU that the machine lacks, fake tensors of another mode."""
+    but not as buffers. Such tensors are real or, for a GPU that the machine lacks, fakes of another mode."""
 
     def faked(tensor: torch.Tensor) -> torch.Tensor:
         value = tensor.constant if isinstance(tensor, FakeTensor) else tensor

@@ -48,9 +48,9 @@ def _empty_attention_result(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Argument:
-    """Return an attention result of undefined elements in a GPU kernel's memory layout: contiguous memory has the order
-    batch, position, head, while it has the order batch, head, position without such a kernel. If torch traces below
-    autograd, return the result of the operator that a GPU would run."""
+    """Return an attention result of undefined elements with the memory layout of a GPU's: [batch, position, head, size]
+    if a fused kernel computes it (`_has_gpu_kernel`), else [batch, head, position, size]. In a trace below autograd,
+    return the result of the operator that a GPU would run."""
     has_kernel, mode = _has_gpu_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
     if mode is not None and not mode.pre_dispatch:
         given = (query, key, value, attn_mask)

@@ -283,9 +283,9 @@ class _ModelBefore:
         return cls(rows, [(place, Snapshot.of(vars(each))) for place, each in (*modules, *held_objects(model))])
 
     def write_back(self, outputs: Argument, reassigned: list[torch.Tensor]) -> Argument:
-        """Copy each tensor that the model assigned to a buffer into the buffer, if it fits; return the outputs, cloned
-        if the copies would change them. Drop such buffers from ``reassigned``: tensors whose ``.data`` the model
-        assigned."""
+        """Copy each tensor that the model assigned to a buffer into the buffer itself, if shape and dtype fit. Return
+        the outputs, cloned if the copies would change them. ``reassigned``: the tensors to whose ``.data`` the model
+        assigned; remove those that are restored by a copy."""
         moved = [row for row in self.registered if row.is_writable and row.is_replaced(reassigned)]
         pairs = [
             (row, new)

@@ -42,8 +42,8 @@ Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
 def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
     """Return a context that restores a model's modules at its end: their attributes, the lists, dicts and sets in
     these, and one-element buffers (torch writes to them in a trace if other objects refer to them). Other objects in
-    modules are restored if they contain new fake tensors; each ``functools.lru_cache`` that got new entries is
-    cleared."""
+    modules are restored if they contain new fake tensors. Each ``functools.lru_cache`` of these objects' code that got
+    new entries is cleared, since the entries may be fake."""
     spaces = [Snapshot.of(vars(module)) for module in model.modules()]
     beside = [each for _, each in held_objects(model)]
     objects = [Snapshot.of(vars(each)) for each in beside]
@@ -64,9 +64,9 @@ def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
 
 
 def restore_distribution_checks() -> AbstractContextManager[None]:
-    """Return a context that restores the default argument validation of ``torch.distributions``. Dynamo disables it
-    once, when it compiles its first function; after the restore, the user's next ``torch.compile`` disables it
-    again."""
+    """Return a context that restores the default argument validation of ``torch.distributions`` at its end. Dynamo
+    disables validation when it compiles its first function. After the restore, Dynamo disables it again when it
+    compiles the next function, such as the first one of the user."""
     before = Distribution._validate_args
 
     def restore() -> None:
@@ -147,8 +147,8 @@ class Snapshot:
         return any(map(_contains_fakes, (*new, *(container for container, _ in self.contents.values()))))
 
     def changed_items(self) -> Iterator[tuple[str, object]]:
-        """Yield (name, new value) of each attribute with another value, or in whose lists, dicts or sets items
-        changed."""
+        """Yield (name, new value) of each attribute that has another value now, or that contains (at any depth) a list,
+        dict or set with other items than in the snapshot."""
         for name in {**self.before, **self.current}:
             value, before = self.current.get(name), self.before.get(name)
             if not _is_unchanged(value, before) or any(self._is_changed(each) for each in _containers_in(value)):

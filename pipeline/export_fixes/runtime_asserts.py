@@ -127,9 +127,9 @@ def is_data_dependent(tensor: object) -> bool:
 
 
 def _truth_that_passes_check(frame: FrameType | None, is_check: bool) -> bool | None:
-    """Return the truth value with which the check that ``frame`` or its callers make passes, and record the check's
-    location; None if the model's code is no check, or may catch its error. ``is_check``: it is one,
-    ``torch._assert``."""
+    """Return the truth value with which a check in the model's code passes, and record the check's location. The code
+    is at ``frame``, or at the first of its callers that is not torch's. Return None if the code is no check
+    (``is_check``: it surely is one, ``torch._assert``), or the model may catch the check's error."""
     found = checks.get()
     while frame is not None and _is_library_frame(frame):
         frame = frame.f_back
@@ -159,8 +159,8 @@ def _is_library_frame(frame: FrameType) -> bool:
 
 @functools.lru_cache(1024)
 def _required_truth(code: CodeType, offset: int) -> tuple[bool | None, str]:
-    """Return the truth value with which a check (``if x: raise ValueError``) passes, and its error's name; ``offset``:
-    that of its conditional jump. Return (None, "") for no check: each branch, or none, only raises an error."""
+    """Return (truth value, error's name) of a check, ``if x: raise ValueError``, whose conditional jump is at
+    ``offset``: with this value it raises no error. Return (None, "") unless exactly one branch only raises an error."""
     steps = list(dis.get_instructions(code))
     place = next((i for i, step in enumerate(steps) if step.offset == offset), len(steps))
     if place < len(steps) and steps[place].opname == "TO_BOOL":

@@ -22,9 +22,9 @@ from pipeline.export_fixes.patching import Kernel, is_patch_active
 
 
 def compare_as_example(orig: Kernel, condition: Argument, default: bool) -> bool:
-    """Replace torch's ``_guard_or``, which returns ``default`` for a comparison of sizes that it cannot decide. If it
-    is otherwise for the example input (``b // c == 1`` for equal batch sizes), return that, and add a guard for
-    calls."""
+    """Replace torch's ``_guard_or`` (``orig``), which returns ``default`` for a comparison of sizes that it cannot
+    decide. If the example input's sizes decide it otherwise (``b // c == 1`` for equal batch sizes), return their
+    answer, and make it a condition on the sizes of each call."""
     answer: bool = orig(condition, default)
     if answer != default or not isinstance(condition, torch.SymBool) or not condition.node.has_hint():
         return answer

@@ -100,8 +100,8 @@ def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> ob
 
 
 def replace_known_index(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Return the call to trace in place of an access at 0-d index tensors: those computed from sizes become numbers.
-    Else torch specializes them: torch 2.11 in reads, 2.13 in writes and in reads that have further index tensors."""
+    """Return the call to trace in place of ``x[i]`` or ``x[i] = y``: a 0-d ``i`` computed from sizes becomes a number.
+    Else torch specializes it: torch 2.11 in reads, 2.13 in writes and in reads that have further index tensors."""
     if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
         args = (args[0], map_index(args[1], _index_with_known_numbers), *args[2:])
     return func, args, kwargs

@@ -110,7 +110,7 @@ def ignore_context(call: Call, context: Value) -> Value:
 
 
 def run_block(call: Call, *inputs: Value) -> Value:
-    """Evaluate a node that calls a module's method or forks: run its block (the method, the forked code) at once."""
+    """Evaluate prim::CallMethod and prim::fork: run the node's block (the called method, the forked code) at once."""
     return call.blocks[0](*inputs)
 
 

@@ -200,8 +200,8 @@ class _Reader:
         self.methods: dict[tuple[str, str], Block] = {}
 
     def read_method(self, receiver: _Receiver, name: str, location: SourceLocation) -> Block:
-        """Return the block of a module's method, called at ``location``; its first input is the module. Calls share
-        it."""
+        """Return the block of the method ``name`` of the module ``receiver``; its first input is the module. All calls
+        of the method share this block; ``location``: that of the first call."""
         key = receiver.path, name
         if key not in self.methods:
             graph = receiver.script._c._get_method(name).graph
@@ -251,8 +251,8 @@ class _Reader:
                 yield self.read_subgraph(node, node.g(name), scope)
 
     def read_subgraph(self, node: TorchIR, graph: TorchIR, scope: _Scope) -> Block:
-        """Return the block of a `prim::fork` ``node``: ``graph``, with those inputs known that are modules in
-        ``scope``."""
+        """Return the block of ``graph``, which a `prim::fork` ``node`` runs. Modules among the node's inputs, known by
+        ``scope``, are also known in the block, so that it can call them."""
         pairs = zip(node.inputs(), graph.inputs(), strict=True)
         known = {b.debugName(): r for a, b in pairs if (r := scope.receivers.get(a.debugName())) is not None}
         copy, own = _inline_calls(graph, known)
