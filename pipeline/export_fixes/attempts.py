@@ -39,9 +39,9 @@ class FirstExport:
     """The outcome of a model's first export, which requests the user's dynamic shapes.
 
     Attributes:
-        error: the export's error; None if it succeeded, but its graph specialized a number to a constant.
+        error: the export's error; None if it succeeded, but an int computed from sizes became a constant (`NUMBERS`).
         has_input_ranges: whether the ranges come from `Input` s, not from torch's named ``Dim`` s.
-        has_specialized_size: whether torch specialized a dynamic size to a constant.
+        has_specialized_size: whether the export was made, but a dynamic size of an input is constant in it.
         needs_narrower_ranges: whether torch accepts only narrower ranges; False if any dim is derived (``4*s``).
     """
 
@@ -60,7 +60,8 @@ class FirstExport:
 
     @property
     def can_retry_with_dynamo(self) -> bool:
-        """Whether a retry may use Dynamo: Dynamo is not active yet, and the model catches no error of a value check."""
+        """Whether a retry may use Dynamo, which assumes that value checks (``if x.isnan().any(): raise``) pass: not if
+        the model may catch the error of a check, nor if Dynamo is active already or traced the first export."""
         found = checks.get()
         is_caught = found is not None and bool(found.caught)
         return self.mode == "python" and CompileContext.try_get() is None and not is_caught
@@ -85,7 +86,7 @@ class Attempt:
     shapes: Callable[[FirstExport], Iterable[Spec]] = lambda first: (first.shapes,)
 
     def exports_to_try(self, first: FirstExport) -> Iterator[tuple[Spec, TraceMode]]:
-        """Yield the dynamic shapes and trace mode of each export to try; nothing if `applies` is false."""
+        """Yield (dynamic shapes, trace mode) of each retry after the export ``first``; none if `applies` is False."""
         if self.applies(first):
             yield from ((each, self.mode or first.mode) for each in self.shapes(first))
 
@@ -198,10 +199,10 @@ def retries_as_text() -> str:
 
 
 def share_dims_reported_equal(error: Argument, shapes: Spec) -> Iterator[Spec]:
-    """Yield the dynamic shapes with one shared ``Dim`` for dims that torch's error reports as equal, if it reports any.
+    """Yield, at most once, the dynamic shapes in which dims that torch's error reports as equal share a ``Dim``.
 
-    Each dim of an `Input` has a unique name, while a model may need equal dims (a mask and the masked tensor). The
-    ranges stay as requested: suggestions that narrow a range or make a dim static are ignored.
+    torch rejects a model that needs equal dims (of a mask and the masked tensor), since each dim of an `Input` has a
+    name of its own. Nothing is yielded if torch's suggestions also narrow a range or make a dim static.
     """
     try:
         found = refine_dynamic_shapes_from_suggested_fixes(error.msg, shapes)

@@ -43,8 +43,8 @@ class Branch:
     """A branch of a TorchScript ``if`` that is being traced.
 
     Attributes:
-        memory: the memory that the branch allocates.
-        effect: the branch's first operation with a side effect, and the reason; empty if the branch is pure.
+        memory: the storages of the tensors that the branch creates; it may write only to these.
+        effect: text that names the first operator with a side effect, and says why; empty if the branch is pure.
     """
 
     memory: set[StorageWeakRef] = field(factory=set)
@@ -61,7 +61,8 @@ class SelectedResult:
 
 @define
 class Trace:
-    """The branches being traced, from the outermost to the innermost, and the results of `torch.where` so far."""
+    """The state of a trace: the branches of data-dependent ``if`` s that are being traced, from the outermost to the
+    innermost, and the results that ``if`` s selected by `torch.where`, to which the model may not write."""
 
     open_branches: list[Branch] = field(factory=list)
     selected: list[SelectedResult] = field(factory=list)
@@ -110,7 +111,8 @@ def _trace_branch(branch: Branch, run: Callable[[], Argument], line: str) -> Arg
 def _select_result(
     condition: torch.Tensor, results: tuple[Argument, Argument], branches: Sequence[Branch], line: str
 ) -> Argument:
-    """Return a `torch.where` of both branches' results; one of them if both are equal, or the only assigned one."""
+    """Return one result of an ``if``, given its value in each branch: a `torch.where`, or just one of the values if
+    both are equal or the other branch assigns none. ``branches``: the records of the two branches."""
     yes, no = results
     if yes is no or no is UNSET or _are_equal_numbers(yes, no):
         return yes
@@ -129,7 +131,8 @@ def _select_result(
 def record_side_effects(
     orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
 ) -> object:
-    """Trace an operator as torch does (``orig``); record side effects in a branch, reject writes to ``if`` results."""
+    """Replace torch's ``proxy_call``, which traces one operator (``orig``, with the same arguments). Also record the
+    operator's side effects in the branches being traced; reject a write to the result of a data-dependent ``if``."""
     result, now = orig(mode, func, pre_dispatch, args, kwargs), trace.get()
     if now is None or not (now.open_branches or now.selected):
         return result

@@ -166,7 +166,7 @@ def _path_text(path: tuple[Leaf, ...]) -> str:
 
 
 def _nest_leaf_entries(value: Argument, entries: Iterator[Argument]) -> Argument:
-    """Return ``entries``, one per leaf of ``value``, nested like ``value``: its ``dynamic_shapes`` for torch.export."""
+    """Return the ``dynamic_shapes`` of ``value``: ``entries``, one for each of its leaves, nested as the leaves are."""
     parts, structure = tree_flatten(value, is_leaf=lambda part: part is not value)
     if len(parts) == 1 and parts[0] is value:
         return next(entries)

@@ -45,15 +45,16 @@ def is_second_call_equal(exported: ExportedProgram, output_structures: Sequence[
 
 @define
 class _ValueNumbers:
-    """Value numbering of a graph: two nodes with the same number compute the same value.
+    """Value numbering of a graph that calls a model twice: nodes with the same number compute the same value. If the
+    outputs of both calls have the same numbers, the second call uses no state of the first (`is_second_call_equal`).
 
     Attributes:
         numbers: the number of each expression: an operator and the numbers of its arguments.
         nodes: the current number of each node; a write to the node changes it.
         input_dependent: the numbers of values that depend on inputs.
-        registered: the number of each parameter's and buffer's placeholder when a call starts.
-        inputs: the number of each input's placeholder.
-        first: the number of each node when the first call has ended.
+        registered: the initial number of each parameter's and buffer's placeholder.
+        inputs: the number of each input's placeholder; both calls get the same inputs.
+        first: a copy of ``nodes`` when all nodes of the first call are numbered; empty before.
     """
 
     numbers: dict[tuple[object, ...], int] = field(factory=dict)
@@ -64,7 +65,8 @@ class _ValueNumbers:
     first: dict[Node, int] = field(factory=dict)
 
     def number_of(self, *key: object, of_input: bool = False) -> int:
-        """Return the value number of an expression, new at its first use; ``of_input``: it depends on model inputs."""
+        """Return an expression's number, a new one at first use. ``key``: its operator and its arguments' numbers;
+        ``of_input``: whether its value depends on model inputs."""
         number = self.numbers.setdefault(key, len(self.numbers))
         if of_input:
             self.input_dependent.add(number)
@@ -83,8 +85,8 @@ class _ValueNumbers:
     def number_nodes(
         self, module: torch.fx.GraphModule, input_specs: Mapping[str, Argument], constants: Mapping[str, Argument]
     ) -> None:
-        """Assign a value number to each node in a graph of two calls. ``input_specs``: torch's `InputSpec` s by the
-        placeholder's name; ``constants``: the exported program's constants by name."""
+        """Number all nodes of ``module``, whose graph calls the model twice. ``input_specs``: torch's `InputSpec` s by
+        the placeholder's name; ``constants``: the exported program's constants by name."""
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 self.number_placeholder(node, input_specs.get(node.name), constants)
@@ -101,7 +103,8 @@ class _ValueNumbers:
                 self.number_call(node)
 
     def number_placeholder(self, node: Node, spec: Argument, constants: Mapping[str, Argument]) -> None:
-        """Assign a value number to a placeholder of this `InputSpec`; equal ``constants`` get equal numbers."""
+        """Store the number of a placeholder, which ``spec`` (an `InputSpec`) describes: an input, parameter or buffer
+        gets its own number, and constants of equal value share one. ``constants``: by name."""
         if spec.kind == InputKind.USER_INPUT:
             self.nodes[node] = self.inputs[node] = self.number_of("input", node.name, of_input=True)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
@@ -110,13 +113,14 @@ class _ValueNumbers:
             self.nodes[node] = self.number_of("constant", _constant_key(constants.get(str(spec.target))))
 
     def begin_second_call(self) -> None:
-        """Start the second call: give input-dependent values new numbers, and buffers those that they had at first."""
+        """Prepare for the second call: renumber values computed from inputs, so that the second call differs if it uses
+        any; give buffers their initial numbers, since a program may keep state in buffers."""
         self.first = self.nodes
         self.nodes = {n: self.number_of("before", v) if v in self.input_dependent else v for n, v in self.nodes.items()}
         self.nodes.update(self.registered)
 
     def number_call(self, node: Node) -> None:
-        """Assign a value number to an operator call, and new numbers to the nodes whose memory it writes."""
+        """Number an operator call: equal operators and arguments, equal numbers. Renumber the nodes that it writes."""
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not free_unbacked_symbols(value):
             self.nodes[node] = self.number_of("size", str(value))
@@ -153,7 +157,7 @@ def _only_copies_input(node: Node) -> bool:
 
 
 def nodes_depending_on(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
-    """Return the nodes that depend on ``inputs``, or on parameters and buffers that the graph writes."""
+    """Return ``inputs``, and nodes that depend on them or on what the graph writes to a parameter or buffer."""
     found = set(inputs)
     for node in graph.nodes:
         if not found.isdisjoint(_inputs_read_by_value(node)):
@@ -165,7 +169,7 @@ def nodes_depending_on(graph: torch.fx.Graph, inputs: set[Node]) -> set[Node]:
 
 
 def _written_nodes(node: Node) -> Iterator[Node]:
-    """Yield the node that an in-place operator writes, and the tensors of which this node may be a view."""
+    """Yield the node that an in-place operator writes (its first input), then each node of which that may be a view."""
     written: object = next(iter(node.all_input_nodes), None)
     while isinstance(written, Node) and not isinstance(written.meta.get("val"), torch.SymInt | int):
         yield written

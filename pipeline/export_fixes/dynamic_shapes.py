@@ -134,7 +134,7 @@ class _RangeMerger:
         return {dim: entry for dim, entry in own.items() if entry is not None}
 
     def with_unique_name(self, dim: Any) -> object:
-        """Return the dim under a new, unique name: if one Input is passed several times, its sizes are independent."""
+        """Return the ``Dim`` by an unused name: dims of one name must be equal, but one Input may be passed twice."""
         name = dim.__name__
         while name in self.names:
             name += "_"
@@ -158,7 +158,7 @@ class _RangeMerger:
         return entry if isinstance(entry, Dim) else entry(min=low, max=high)
 
     def apply_input_range(self, entry: object) -> object:
-        """Return a ``Dim`` with the range that an `Input` gives for it or its root (``s`` in ``4*s``), if any."""
+        """Give a ``Dim`` (or ``s`` of ``4*s``) the range that an `Input` has for it; return other entries unchanged."""
         if not isinstance(entry, Dim):
             return entry
         root = getattr(entry, "root", entry)
@@ -170,8 +170,8 @@ class _RangeMerger:
 
 
 def nest_entries(container: object, entries: list[Argument], structure: Spec) -> object:
-    """Nest the ``dynamic_shapes`` entries of a container's values. As torch.export requires, Python's containers keep
-    their type, and libraries' pytree classes (even transformers' outputs, which are dicts) become lists."""
+    """Return a container's ``dynamic_shapes``: its values' ``entries`` in the same Python container, or in a list for a
+    library's pytree class (even transformers' dicts), as torch.export requires. ``structure``: its pytree spec."""
     own = isinstance(container, tuple) or type(container) in (list, dict, OrderedDict, defaultdict, deque)
     return tree_unflatten(entries, structure) if own else entries
 
@@ -212,15 +212,15 @@ def _set_root_minimums_to_two(shapes: object) -> object:
 
 
 def _derive_from_new_root(entry: Spec, root: Any, shift: int) -> object:
-    """Return a derived dim of the same sizes for a root larger by ``shift``: ``4*s`` becomes ``4*root - 4*shift``."""
+    """Return the derived dim ``entry`` (``4*s``) in terms of ``root``, which is ``s + shift``: ``4*root - 4*shift``."""
     start, slope = int(entry.fn(0)), int(entry.fn(1)) - int(entry.fn(0))
     scaled, offset = (slope * root if slope != 1 else root), start - slope * shift
     return scaled + offset if offset > 0 else scaled - -offset if offset < 0 else scaled
 
 
 def relax_ranges(shapes: object) -> Iterator[object]:
-    """Yield the dynamic shapes with ``Dim.AUTO`` in place of plain dims, then also of derived dims: torch.export may
-    then add constraints (``s % 4 == 0``), which become relations that each call checks."""
+    """Yield dynamic shapes to try in turn: with ``Dim.AUTO`` for plain dims (``s``), then also for derived ones
+    (``4*s``). For ``Dim.AUTO`` torch may add constraints (``s % 4 == 0``), which become checks of each call."""
     dims = [d for d in tree_flatten(shapes)[0] if isinstance(d, Dim)]
     for derived in sorted({hasattr(d, "root") for d in dims}):
         yield tree_map(lambda entry, derived=derived: _relax_entry(entry, derived), shapes)
@@ -238,7 +238,8 @@ def _is_dim_dynamic_hint(entry: object) -> bool:
 
 
 def _relax_entry(entry: object, relax_derived: bool, extra_size: int = 0) -> object:
-    """Return `Dim.AUTO` in place of a plain (or derived) dim; a maximum of 2 is increased by ``extra_size``."""
+    """Return `Dim.AUTO` with the range of a ``Dim``, so that torch may add constraints; derived dims (``4*s``) stay
+    unless ``relax_derived``. torch specializes ranges that end at 2: these are extended by ``extra_size``."""
     if _is_dim_dynamic_hint(entry):
         return Dim.DYNAMIC(min=entry.min, max=entry.max + extra_size) if entry.max == 2 else entry  # type: ignore[attr-defined]
     if not isinstance(entry, Dim) or (hasattr(entry, "root") and not relax_derived):
@@ -303,7 +304,7 @@ def size_requests(
 
 
 def unify_shared_dims(requests: Iterable[SizeRequest]) -> bool:
-    """Make the symbols of sizes that share a ``Dim`` equal; return False if the example has unequal sizes for it."""
+    """Make the symbols of sizes that one ``Dim`` requests equal; return False if the example's sizes differ."""
     first: dict[str, Argument] = {}
     sizes = list(requests)
     plain = [(size, entry) for size, entry in sizes if isinstance(entry, Dim) and not hasattr(entry, "root")]
@@ -376,7 +377,7 @@ def _to_args_and_kwargs(model: torch.nn.Module, inputs: Inputs, values_by_name: 
 
 
 def _map_with_entries(function: Callable[[Target, Target], Target], value: Argument, spec: Spec) -> Argument:
-    """Replace each leaf of ``value`` by ``function(leaf, entry)``; entry: what ``spec`` has in its place, or None."""
+    """Replace each leaf by ``function(leaf, entry)``; ``spec``: the entries, nested like ``value``; None: no entry."""
     if type(value) in (list, tuple):
         given = spec if isinstance(spec, list | tuple) and len(spec) == len(value) else [None] * len(value)
         return type(value)(_map_with_entries(function, v, s) for v, s in zip(value, given, strict=True))

@@ -69,7 +69,8 @@ def error_with_cause(
     error: Exception, model: torch.nn.Module, inputs: Inputs, export: Callable[[Inputs], object]
 ) -> Exception:
     """Return the error to raise for a failed export; it names the inputs of a wrong device or dtype. To find inputs of
-    a wrong dtype, repeat the export: first with all inputs of a dtype cast to another dtype, then with fewer."""
+    a wrong dtype, repeat the export with all inputs of one dtype cast to another. If that succeeds, cast all but one:
+    the inputs without which it fails are those to name."""
     if nameless := unnamed_fields_error(error):
         return nameless
     rows = tree_flatten_with_path(inputs, is_leaf=is_input)[0]
@@ -161,7 +162,7 @@ def _data_branch_error(error: Exception, model: torch.nn.Module) -> CaptureError
 
 
 def _index_error(error: Exception, model_name: str, line: str) -> CaptureError | None:
-    """Convert torch's error for a list index or ``range`` from data at a source line; return None for other errors."""
+    """Convert torch's error for ``a_list[n]`` or ``range(n)`` if ``n`` is read from a tensor; None for other errors."""
     if not any(frame.f_code.co_name == "__index__" for frame, _ in traceback.walk_tb(error.__traceback__)):
         return None
     why = (

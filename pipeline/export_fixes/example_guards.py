@@ -65,11 +65,12 @@ TENSOR_OPERATORS: Final[Mapping[Target, Target]] = {
 
 @define
 class Decisions:
-    """The data-dependent conditions that the example input decided while a model was traced.
+    """The data-dependent conditions that the example input decided while a model was traced. A data-dependent symbol,
+    such as ``u0``, stands for a number that the model reads from a tensor.
 
     Attributes:
-        lines: the lines that branched on each data-dependent symbol: ``model.py:41, if x.sum() > 0:``.
-        compared_symbols: for each symbol, the symbol itself and the symbols with which it was compared.
+        lines: for each data-dependent symbol, the lines that branched on it: ``model.py:41, if x.sum() > 0:``.
+        compared_symbols: for each data-dependent symbol, all symbols in the decided conditions about it.
         float_lines: the lines where a float was specialized to the example's value.
     """
 
@@ -114,11 +115,11 @@ def len_keeping_symbols(orig: Kernel, value: Argument) -> Argument:
 
 
 def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tuple[str, ...]:
-    """Append to an export, in place, a bool output for each line that branches on data: True if a call takes another
-    branch than the example. Return these lines, in the order of the outputs.
+    """Append to an export, in place, a bool output for each source line that branches on data: True if a call takes
+    another branch there than the example input did. Return these lines, in the order of the outputs.
 
     Raises:
-        CaptureError: the program would be valid for a single value of a float, or cannot check a condition.
+        CaptureError: a float read from a tensor became a constant of the graph, or no operator can check a condition.
     """
     if decisions.float_lines:
         place = next(iter(decisions.float_lines))
@@ -154,7 +155,8 @@ _SYMBOL: Final = re.compile(r"\b(?:z?uf?|s)\d+\b")
 
 
 def _decided_symbols(node: Node, decisions: Decisions) -> set[str]:
-    """Return an assertion's data-dependent symbols if the example decided its condition; otherwise an empty set."""
+    """Return the data-dependent symbols of the condition that an assertion checks, if the example input decided the
+    condition (see `Decisions`); otherwise an empty set."""
     message = str(node.args[1])
     symbols = set(_SYMBOL.findall(message))
     found = {name for name in symbols & decisions.lines.keys() if symbols <= decisions.compared_symbols[name]}
@@ -162,7 +164,8 @@ def _decided_symbols(node: Node, decisions: Decisions) -> set[str]:
 
 
 class _NumberTensors:
-    """Adds to a graph a 0-d tensor for each number that Python read from a tensor, with its value at that time."""
+    """Adds to a graph nodes that compute its Python numbers as 0-d tensors, so that the program can check conditions on
+    them. A number read from a tensor becomes a copy, which later writes do not change."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph, self.names = graph, {node.name for node in graph.nodes}
@@ -186,7 +189,8 @@ class _NumberTensors:
         return self.made[number]
 
     def _emit_number_tensor(self, number: Node, target: Target, args: tuple[Argument, ...]) -> Node:
-        """Append nodes that compute ``number``, which is ``target(*args)``, as a 0-d tensor; return the last node."""
+        """Append nodes that compute on tensors what the node ``number`` computes on Python numbers, by
+        ``target(*args)``. Return the last one, a 0-d tensor."""
         if target in NUMBER_READS:
             dtype = args[0].meta["val"].dtype
             one = self.emit(aten.reshape.default, dtype, number, args[0], [])

@@ -60,7 +60,8 @@ def collect_range_violations() -> AbstractContextManager[list[ConstraintViolatio
 
 
 def store_range_violations(orig: Callable[..., object], fake_mode: Any, *args: object, **kwargs: object) -> Argument:
-    """Replace `produce_guards_and_solve_constraints`: in `collect_range_violations`, store its error, raise none."""
+    """Replace torch's ``produce_guards_and_solve_constraints`` (``orig``), which raises an error if a range is wider
+    than the model accepts. Within `collect_range_violations`, append the error to its list instead."""
     try:
         return orig(fake_mode, *args, **kwargs)
     except ConstraintViolationError as error:
@@ -132,9 +133,9 @@ def trace_getattr(orig: Kernel, tracer: Argument, name: str, value: object, prox
 
 
 def has_transforms(module: torch.fx.GraphModule) -> bool:
-    """Return whether a graph, or a graph that it calls, enters or leaves ``torch.vmap``, a transform of
-    ``torch.func`` or forward-mode derivatives. Operators between these calls act on wrapped tensors, so the graph
-    cannot be run as it is. A trace below autograd replaces them by the operators that the transforms call."""
+    """Return whether a graph, or a graph that it calls, enters or leaves ``torch.vmap``, a transform of ``torch.func``
+    or forward-mode derivatives. Such a graph cannot be run as it is: operators between these calls act on the
+    transform's wrapped tensors. The trace mode ``"autograd"`` records the plain operators that the transform calls."""
     graphs = (m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule))
     return any(getattr(n.target, "__module__", None) == predispatch.__name__ for graph in graphs for n in graph.nodes)
 

@@ -101,7 +101,8 @@ def signature_of(model: object) -> tuple[Parameter, ...]:
 def _export_model(
     exporter: _Exporter, shapes: Spec, constants: Mapping[int, Constant], settings: CompilationSettings
 ) -> tuple[ExportedProgram, ExportNotes]:
-    """Return the export and its notes; if it fails, and settings allow it, the example's values decide the branches."""
+    """Return the export and facts found in it (`ExportNotes`). If it fails, and ``settings.decisions`` is
+    ``"example"``, export it so that the example inputs' values decide data-dependent branches."""
     try:
         return _export_with_notes(exporter, shapes, constants, "python")
     except CaptureError:
@@ -114,7 +115,8 @@ def _export_model(
 def _export_with_notes(
     exporter: _Exporter, shapes: Spec, constants: Mapping[int, Constant], mode: TraceMode
 ) -> tuple[ExportedProgram, ExportNotes]:
-    """Return the first successful export and its notes; raise `CaptureError` if the model keeps state between calls."""
+    """Return the export by ``mode``, or else by a retry (see `first_success`), and its notes. Raise `CaptureError` if
+    the model keeps state between calls. ``constants``: the `Constant` inputs, by index among the inputs' leaves."""
     with (
         set_contextvar(kept_state, KeptState(exporter.model)) as kept,
         set_contextvar(checks, Checks()) as found,
@@ -155,10 +157,12 @@ class _Exporter:
 
     @property
     def is_on_other_device(self) -> bool:
+        """Whether the model or an input is not on ``device``, the type of device that the export is for."""
         return self.device is not None and is_on_other_device(self.device, self.model, self.inputs)
 
     def first_success(self, shapes: Spec, mode: TraceMode) -> ExportedProgram:
-        """Export with the requested shapes; if that fails or specializes numbers, retry (see `ATTEMPTS`, `NUMBERS`)."""
+        """Export with these shapes and this trace mode. If that fails, try `ATTEMPTS`; raise the first error if all of
+        them fail. If numbers became constants, try `NUMBERS`, and return its export if it has fewer such constants."""
         with collect_range_violations() as violations:
             exported, error = self.export_as_requested(shapes, mode, violations)
             ours = any(map(ranges.is_dynamic_input, tree_flatten(self.inputs, is_leaf=is_input)[0]))
@@ -179,8 +183,9 @@ class _Exporter:
     def export_as_requested(
         self, shapes: Spec, mode: TraceMode, violations: Sequence[Exception]
     ) -> tuple[ExportedProgram | None, Exception | None]:
-        """Export with the requested shapes. Return (export or None, error or None): an error if it failed or lost a
-        requested range; torch appends to ``violations`` during the export for each range that is too wide."""
+        """Export with these shapes. Return (export, None), (None, torch's error), or (export, error) if the export is
+        valid for a part of a requested range only. ``violations``: the list of `collect_range_violations`, to which
+        torch appends an error for each requested range that is too wide."""
         try:
             exported = self.export_once(shapes, mode)
             kept = not ranges.has_derived_dims(shapes) or all(ranges.is_about_plain_dims(e, shapes) for e in violations)
@@ -193,8 +198,9 @@ class _Exporter:
         return exported, None
 
     def retry(self, first: FirstExport, specialized_count: int | None = None) -> ExportedProgram | None:
-        """Return the export of the first attempt in `ATTEMPTS` that keeps the requested ranges; None if none does. If
-        an export specialized ``specialized_count`` numbers to constants, only try `NUMBERS`, to specialize fewer."""
+        """Return the first export by `ATTEMPTS`, after the failed export ``first``, that keeps the requested ranges;
+        None if there is none. With ``specialized_count``, ``first`` succeeded, but made constants of this many numbers
+        computed from sizes: try only `NUMBERS`, and return its export only if it has fewer such constants."""
         name = type(self.model).__name__
         for attempt in ATTEMPTS if specialized_count is None else (NUMBERS,):
             for shapes, way in attempt.exports_to_try(first):

@@ -124,7 +124,8 @@ def ensure_cuda_device_guard() -> None:
 
 
 def _register_cuda_guard() -> None:
-    """Let torch register a Python device guard, as for device type PrivateUse1, and move it to CUDA's registry slot."""
+    """Install a Python device guard for CUDA, by which torch finds out the current device. torch registers such guards
+    for the device type PrivateUse1 only; so register it there, then move it to CUDA's slot of the registry."""
     types: Any = torch._C._autograd.DeviceType
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     registry = (ctypes.c_void_p * (max(map(int, types.__members__.values())) + 1)).in_dll(library, GUARD_REGISTRY)

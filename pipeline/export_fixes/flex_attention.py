@@ -43,7 +43,9 @@ def decompose_flex_attention(
     score_buffers: Sequence[Argument] = (),
     mask_buffers: Sequence[Argument] = (),
 ) -> Results:
-    """Decompose ``flex_attention`` while torch traces a graph; else ``call_operator`` computes the results' shapes."""
+    """Replace ``flex_attention``: return its decomposition while torch traces a graph; at other times, when only the
+    results' shapes are needed, the results of ``call_operator``. ``score`` and ``block_mask[-1]``: functions that
+    modify a score and compute the mask; ``score_buffers`` and ``mask_buffers``: their further arguments."""
     rest: Argument = (score, block_mask, scale, kernel_options, score_buffers, mask_buffers)
     if get_proxy_mode() is None:
         return call_operator(operator, query, key, value, *rest)

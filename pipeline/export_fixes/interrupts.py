@@ -51,12 +51,12 @@ def thread_state_restorer() -> Callable[[], None]:
         torch._C._set_only_lift_cpu_tensors(lifts)
         vars(_guards._TLS).clear()
         vars(_guards._TLS).update(contexts)
-        if not _are_same_objects(_python_dispatch._get_current_dispatch_mode_stack(), operators):
+        if not _are_same_modes(_python_dispatch._get_current_dispatch_mode_stack(), operators):
             while torch._C._len_torch_dispatch_stack():
                 torch._C._pop_torch_dispatch_stack(None)
             for mode in operators:
                 torch._C._push_on_torch_dispatch_stack(mode)
-        if not _are_same_objects(overrides._get_current_function_mode_stack(), functions):
+        if not _are_same_modes(overrides._get_current_function_mode_stack(), functions):
             while torch._C._len_torch_function_stack():
                 torch._C._pop_torch_function_stack()
             for mode in functions:
@@ -65,12 +65,14 @@ def thread_state_restorer() -> Callable[[], None]:
     return put_back
 
 
-def _are_same_objects(first: list[Argument], second: list[Argument]) -> bool:
+def _are_same_modes(first: list[Argument], second: list[Argument]) -> bool:
+    """Return whether two stacks of modes hold the same objects in the same order."""
     return list(map(id, first)) == list(map(id, second))
 
 
 def process_state_restorer() -> Callable[[], None]:
-    """Return a function that reverts a trace's process-wide changes, once no other thread exports."""
+    """Return a function that waits until no other thread exports, then undoes the process-wide changes of a trace:
+    flags, modes and patches of torch.fx that were not set when this function was called."""
     idle = [flag for flag in FLAGS if vars(flag[0]).get(flag[1], flag) is flag[2]]
     modes = _ops.mode_stack_state_for_pre_dispatch()  # of functions and proxies before autograd: one for all threads
     free = [place for place in (0, 1) if modes.get(place) is None]
@@ -117,6 +119,7 @@ class _Change:
     is_undone: bool = False
 
     def undo_once(self) -> None:
+        """Call ``undo`` unless it was called before and completed: after an interrupt, changes may be undone again."""
         if not self.is_undone:
             self.undo()
             self.is_undone = True
@@ -156,7 +159,7 @@ def set_contextvar(variable: ContextVar[Argument], value: T) -> Iterator[T]:
 
 
 def interruptible(function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a function so that an interrupt leaves the process and its context variables unchanged."""
+    """Wrap a function: if an interrupt or error ends it, undo its changes of the process and of context variables."""
 
     def run(changes: list[_Change], *args: P.args, **kwargs: P.kwargs) -> T:
         _changes.set(changes)
@@ -185,9 +188,9 @@ def interruptible(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _close_interrupted_contexts(error: BaseException, handled_by_caller: BaseException | None) -> None:
-    """Close the contexts that an interrupt left open. Otherwise they would end when their frames are
-    garbage-collected, and could set a mode of torch again that was already restored. Tracebacks of the exception
-    that the caller handles (``handled_by_caller``) are not cleared."""
+    """Close the contexts that an interrupt left open, by clearing the frames in its traceback. Otherwise garbage
+    collection would end them later, when they could overwrite modes of torch that were restored. The frames of
+    ``handled_by_caller``, the exception that the caller handles, are in use and stay."""
     found: BaseException | None = error
     while found is not None and found is not handled_by_caller:
         clear_frames(found.__traceback__)

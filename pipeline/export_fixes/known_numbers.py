@@ -36,7 +36,8 @@ Rule: TypeAlias = Callable[..., Any]
 
 @frozen
 class Ratio:
-    """The quotient of integers that a float in a traced tensor equals, up to float rounding errors."""
+    """The exact quotient ``numerator / denominator`` that a one-element float tensor, computed from sizes,
+    approximates. ``roundings``: the number of float operations that computed it, each of which may round."""
 
     numerator: Integer
     denominator: int = 1
@@ -177,10 +178,8 @@ RULES: Mapping[object, Rule] = {**CREATION, **dict.fromkeys(MOVES, _first_argume
 def largest_element(
     func: Target, dtype: torch.dtype, rank: int, args: Sequence[Argument], kwargs: Argument, maxima: Sequence[Argument]
 ) -> Number | None:
-    """Return the largest element of an operator's result of this dtype and rank; None if it is unknown.
-
-    maxima: the arguments, with the largest element (None if unknown) in place of each tensor.
-    """
+    """Return the largest element of the result of ``func``, which has this dtype and rank; None if it is unknown.
+    ``maxima``: the ``args`` with its largest element, or None if this is unknown, in place of each tensor."""
     if dtype in (torch.float32, torch.float64):
         return _result_ratio(func, kwargs, maxima) if func in RATIO_RULES and rank == 0 and len(args) < 3 else None
     if func not in RULES or dtype not in (torch.int64, torch.int32, torch.bool) or not _rule_fits(func, args, kwargs):
@@ -196,14 +195,16 @@ def largest_element(
 
 
 def _result_ratio(func: Target, kwargs: Argument, maxima: Sequence[Argument]) -> Ratio | None:
-    """Return the `Ratio` of an operator's result; None if an argument is unknown, or rounding it would be uncertain."""
+    """Return the `Ratio` of an operator's float result by `RATIO_RULES`; None if an argument is unknown, or rounding
+    the float may give another integer than rounding the quotient. ``maxima``: as in `largest_element`."""
     ratios = [v if isinstance(v, Ratio) else Ratio(v) if type(v) in (int, torch.SymInt) else None for v in maxima]
     made = None if None in ratios else RATIO_RULES[func](*ratios, **kwargs)
     return made if made is not None and made.is_rounding_certain else None
 
 
 def _rule_fits(func: object, args: Argument, kwargs: Argument) -> bool:
-    """Return whether these arguments suit an operator's function in `RULES`, which gets only their largest elements."""
+    """Return whether an operator's rule in `RULES` is valid for these arguments. A rule knows only the largest element
+    of each tensor, so most rules need 0-d tensors; that of ``add`` needs one only as its second argument."""
     if func in SELECTION:
         return isinstance(args[0], torch.Tensor) and all(isinstance(size, int) and size == 1 for size in args[0].shape)
     if func in ADDITION:

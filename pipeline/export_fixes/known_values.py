@@ -54,11 +54,11 @@ class Known:
     """What is known during an export about the values of tensors.
 
     Attributes:
-        inputs: the values of the `Constant` inputs, by index.
-        is_of_model: whether a model is exported; False while a graph, which contains fake tensors, is traced again.
-        read_buffers: the buffers whose numbers Python read.
-        written: the buffers that the model writes, so that their numbers differ from call to call.
-        storages: by storage of a fake tensor or of a known value, the names of the buffers that it holds.
+        inputs: the values of the `Constant` inputs, by index among the leaves of the inputs.
+        is_of_model: whether a model is exported; False while torch traces an exported graph again.
+        read_buffers: the names of buffers whose elements became constants of the graph, since Python read them.
+        written: the names of buffers that the model writes, so that their elements differ from call to call.
+        storages: for the storage of a buffer's fake tensor, or of its known elements, the names of the buffer.
         names_by_id: the model's names of each buffer, by the tensor's id, because Dynamo renames buffers.
         held_fakes: fake tensors of the tensors that the model holds outside of its buffers; the list keeps them alive.
     """
@@ -77,7 +77,7 @@ class Known:
         return MAX_TRACKED_WITH_CONSTANTS if self.inputs else MAX_TRACKED
 
     def reset(self, written_buffers: frozenset[str] = frozenset()) -> None:
-        """Discard what was recorded in the last export, before the next one begins."""
+        """Forget the last export before the next one, in which ``written_buffers`` have no known values."""
         self.is_of_model, self.read_buffers, self.written = True, frozenset(), written_buffers
         self.storages.clear()
         self.held_fakes.clear()
@@ -87,7 +87,8 @@ known: ContextVar[Known | None] = ContextVar("known values", default=None)
 
 
 def track_values(constants: Mapping[int, Constant] | None = None) -> AbstractContextManager[Known]:
-    """Return a context that tracks values in exports; ``constants``: the `Constant` inputs, by index."""
+    """Return a context in which exports record what is known of tensors' values in a `Known`, which the context yields.
+    ``constants``: the `Constant` inputs, by index among the leaves of the inputs."""
     return set_contextvar(known, Known({place: constant.value for place, constant in (constants or {}).items()}))
 
 
@@ -109,7 +110,7 @@ def attach_value(fake: FakeTensor, value: torch.Tensor) -> FakeTensor:
 
 
 def known_maximum(tensor: torch.Tensor) -> Number | None:
-    """Return the known largest element of a fake tensor (of one float, its `Ratio`); None if it is unknown."""
+    """Return a fake tensor's largest element, or a float's `Ratio` (its exact quotient); None if it is unknown."""
     elements = getattr(tensor, "constant", None)
     if tensor.is_floating_point() or tensor.is_complex():
         if RATIO_ATTRIBUTE not in vars(tensor):  # tensors of inference mode count no writes
@@ -124,7 +125,8 @@ def known_maximum(tensor: torch.Tensor) -> Number | None:
 def dispatch_with_known_values(
     dispatch: Function, mode: FakeTensorMode, func: Target, types: object, args: Argument = (), kwargs: Argument = None
 ) -> object:
-    """Replace `FakeTensorMode.dispatch`: also compute known result values, and record the numbers that Python reads."""
+    """Replace `FakeTensorMode.dispatch`, which runs an operator on fake tensors: store in the results what is known of
+    their values; record the buffers whose numbers Python reads in `known`."""
     state = known.get()
     kwargs = kwargs or {}
     if not isinstance(func, OpOverload):
@@ -144,7 +146,8 @@ def dispatch_with_known_values(
 
 
 def _call_and_store_largest(func: OpOverload, args: Argument, kwargs: Argument, call: Function) -> object:
-    """Run an operator by ``call()``; store the result's largest element in it, if there is a rule to compute it."""
+    """Run the operator ``func`` by ``call()``, and return its result. If `RULES` or `RATIO_RULES` have a rule for it,
+    store the largest element, or the `Ratio`, as an attribute of the result (see `known_maximum`)."""
     rule = FUNCTIONAL_VARIANTS.get(func, func)
     if rule not in RULES and rule not in RATIO_RULES:
         return call()
@@ -200,7 +203,8 @@ def _has_cpu_kernel(func: OpOverload) -> bool:
 
 @contextmanager
 def _hide_known_values(mode: FakeTensorMode, func: OpOverload, args: Argument) -> Iterator[None]:
-    """Return a context that hides the arguments' known values from torch; an in-place operator also discards them."""
+    """Return a context in which ``args`` store no known elements: with them, torch would run ``func`` on the CPU, and
+    ``func`` has no CPU kernel. At the end they are known again, unless the operator is in-place."""
     elements = {x: x.constant for x in tree_leaves(args) if isinstance(x, FakeTensor) and x.constant is not None}
     for fake, value in elements.items():
         if func._schema.is_mutable:
@@ -239,8 +243,8 @@ def _fake_of(mode: FakeTensorMode, value: torch.Tensor, device: torch.device) ->
 
 
 def _fake_held_tensors(mode: FakeTensorMode, state: Known, args: Argument) -> Argument:
-    """Replace small tensors that a model holds outside of its buffers (real ones or, for a GPU that the machine lacks,
-    fake tensors of another mode) among an operator's arguments by fake tensors with known values."""
+    """Return an operator's arguments with fake tensors of known value in place of small tensors that the model holds,
+    but not as buffers. Such tensors are real or, for a GPU that the machine lacks, fakes of another mode."""
 
     def faked(tensor: torch.Tensor) -> torch.Tensor:
         value = tensor.constant if isinstance(tensor, FakeTensor) else tensor
@@ -267,12 +271,13 @@ def _source_buffers(args: Argument) -> frozenset[str]:
 
 
 def _has_known_value(tensor: FakeTensor) -> bool:
-    """Return whether a fake tensor has a known value: its elements, its largest element or its `Ratio`."""
+    """Return whether a fake tensor stores all its elements, its largest element, or the `Ratio` of its only float."""
     return tensor.constant is not None or tensor.item_memo is not None or RATIO_ATTRIBUTE in vars(tensor)
 
 
 def _written_storages(func: OpOverload, args: Argument) -> tuple[StorageWeakRef, ...]:
-    """Return the storages that an in-place operator writes: those of its first argument and its known value."""
+    """Return the storages that ``func`` writes if it is in-place: those of its first argument, and of the tensor that
+    stores this argument's known elements."""
     if not func._schema.is_mutable or not isinstance(args[0], FakeTensor):
         return ()
     tensors = [x for x in (args[0], args[0].constant) if x is not None and x.layout == torch.strided]
@@ -282,8 +287,9 @@ def _written_storages(func: OpOverload, args: Argument) -> tuple[StorageWeakRef,
 def _record_buffer_uses(
     state: Known, func: OpOverload, buffers: frozenset[str], written: Sequence[StorageWeakRef], args: Argument, out: Any
 ) -> None:
-    """Record the buffers from which an operator reads numbers or computes known results, and those it writes. A write
-    of a known value counts as a read of its buffers, since views of the written tensor may be read later."""
+    """Record that an operator (result: ``out``) reads numbers or computes known results from ``buffers``, and writes
+    the ``written`` storages. If it writes a known value, the buffers of the value also count as read, since views of
+    the written tensor may be read later."""
     if READS.intersection(func.tags) and not free_unbacked_symbols(out):  # torch has made no symbol for it
         state.read_buffers |= buffers
     valued = [each for each in tree_leaves(out) if isinstance(each, FakeTensor) and _has_known_value(each)]

@@ -73,7 +73,7 @@ def trace_scalar_index(mode: object, func: Target, args: Argument, kwargs: Argum
 
 
 def _is_scalar(index: object) -> bool:
-    """Return whether an index is a 0-d tensor of data-dependent value, even if Python has read its number."""
+    """Return whether an index is a 0-d integer tensor of data-dependent value, even if ``item()`` gave it a symbol."""
     if not isinstance(index, FakeTensor) or index.dim() or index.dtype not in INTEGERS or index.constant is not None:
         return False
     number = index.item_memo
@@ -86,7 +86,8 @@ def _is_basic_index(index: object) -> bool:
 
 
 def _write_at_scalars(tensor: torch.Tensor, index: tuple[Argument, ...], value: Argument) -> None:
-    """Trace ``tensor[index] = value`` with 0-d index tensors: write to a view in which the indexed dims come first."""
+    """Run ``tensor[index] = value`` with 0-d index tensors so that torch.export accepts it: move the dims that they
+    index to the front of a view, and write to it with index tensors of one element."""
     view = tensor[tuple(slice(None) if _is_scalar(each) else each for each in index)]
     dims = _indexed_dims(index, tensor.dim())
     first = view.movedim(dims, tuple(range(len(dims))))
@@ -94,7 +95,8 @@ def _write_at_scalars(tensor: torch.Tensor, index: tuple[Argument, ...], value: 
 
 
 def _indexed_dims(index: tuple[Argument, ...], rank: int) -> tuple[int, ...]:
-    """Return the dims that 0-d tensors of an index select from, counted in ``x[index]`` with ``:`` for each tensor."""
+    """Return the dim that each 0-d tensor in ``index`` selects from, counted after its other items are applied: for
+    ``x[2, :, i]``, dim 1 of ``x[2]``. ``rank``: the number of dims of ``x``."""
     found, dim = list[int](), 0
     read = sum(each is not None and each is not Ellipsis for each in index)
     for each in index:
@@ -120,8 +122,8 @@ POOL_ARGS: Final = {func: ("input", *NEUTRAL, "ceil_mode") if func in MAX_POOLS 
 
 
 def trace_pooling(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Return the call to trace in place of pooling over dynamic sizes where torch accepts only Python ints: windows as
-    long as a dim (``F.avg_pool2d(x, x.shape[2:])``), and the dim that `max_pool1d` pools."""
+    """Return the call to trace in place of pooling with a symbolic size that torch rejects: a window as long as a
+    dynamic dim (``F.avg_pool2d(x, x.shape[2:])``), or `max_pool1d` over a dynamic dim. Other calls are unchanged."""
     if func in POOLS:
         given = {**dict(zip(POOL_ARGS[func], args, strict=False)), **kwargs}
         lengths = _one_number_per_dim(given["kernel_size"], 1) + [given["input"].shape[-1]] * (MAX_POOLS.get(func) == 1)
@@ -131,7 +133,8 @@ def trace_pooling(mode: object, func: Target, args: Argument, kwargs: Argument) 
 
 
 def _pool_dynamic_windows(func: Target, args: Mapping[str, Argument]) -> object:
-    """Reduce each dim that one window covers completely, and pool the remaining dims; round the result only once."""
+    """Call the pooling ``func`` (``args``: by name): reduce each dynamic dim that one window covers by `torch.mean` or
+    `torch.amax`, then pool the other dims. A half-precision mean is computed in float32, to round only once."""
     count, x, dtype = POOLS[func], args["input"], args["input"].dtype
     by_dim = {
         name: _one_number_per_dim(args.get(name, default), count)

@@ -48,8 +48,9 @@ def _empty_attention_result(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Argument:
-    """Return an empty attention result in the memory layout of a GPU kernel: heads are contiguous within a position,
-    while plain attention returns contiguous positions. Below autograd, trace the operators that a GPU would run."""
+    """Return an attention result of undefined elements with the memory layout of a GPU's: [batch, position, head, size]
+    if a fused kernel computes it (`_has_gpu_kernel`), else [batch, head, position, size]. In a trace below autograd,
+    return the result of the operator that a GPU would run."""
     has_kernel, mode = _has_gpu_kernel(query, key, value, attn_mask, enable_gqa), get_proxy_mode()
     if mode is not None and not mode.pre_dispatch:
         given = (query, key, value, attn_mask)
@@ -70,7 +71,7 @@ def _has_gpu_kernel(
 ) -> bool:
     """Return whether a GPU of compute capability 8.0 or later has a kernel for an attention. Flash attention
     supports half precision without a mask; efficient attention also supports a mask whose rows are multiples of 16
-    bytes. Rows must be contiguous in memory, also in masks: neither expanded nor from a permuted table (ViT, T5)."""
+    bytes. Rows must be contiguous in memory: a mask must not be expanded, or a permuted tensor (ViT, T5)."""
     for each in (query, key, value, mask):
         if each is not None and not (each.dim() > 0 and statically_known_true(each.stride(-1) == 1)):
             return False
@@ -86,7 +87,7 @@ def hide_tracing_from_model(orig: Kernel) -> bool:
     """Replace `torch.compiler.is_compiling` and the like: torch's code gets the real result, the model gets False.
 
     Models may run other code if they are exported: encoders of transformers then create no mask, which some of them
-    need. Calls through the module, as in transformers, are replaced, not ``from torch.compiler import is_exporting``.
+    need. The patch works for ``torch.compiler.is_exporting()``, not for ``from torch.compiler import is_exporting``.
     """
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(package_folder("pipeline")) and frame.f_back is not None:

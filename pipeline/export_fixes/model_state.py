@@ -56,12 +56,12 @@ kept_state: ContextVar[KeptState | None] = ContextVar("what an export's model ke
 
 @define
 class KeptState:
-    """The state that an exported model keeps between calls.
+    """The state that an exported model keeps between calls: traced calls record it, `raise_if_stateful` checks it.
 
     Attributes:
-        changes: the values after each call, by attribute path, of attributes other than buffers that changed.
+        changes: for each attribute that changed (its path), except buffers, its value after each traced call.
         memos: the changed attributes that were empty before, and now have a value that is independent of inputs.
-        repeat_export: repeats the last successful export.
+        repeat_export: exports the model again as in the last successful export, with two calls if `calls_twice`.
         containers: the names of inputs (lists or dicts) whose entries the last call changed.
         calls_twice: whether the export traces two calls of the model.
         structures: for each traced call, the pytree structure of its outputs.
@@ -76,7 +76,9 @@ class KeptState:
     structures: list[TreeSpec] = field(factory=list)
 
     def call_model(self, model: torch.nn.Module, forward: Callable[..., Argument], inputs: Inputs) -> object:
-        """Call ``forward`` of the model, or of its copy with fake tensors, in a trace; twice if `calls_twice`."""
+        """Call ``forward`` of the exported ``model``, or of its copy with fake tensors, during a trace; return its
+        outputs. If `calls_twice`, call it twice, so that the graph shows whether the second call uses state of the
+        first: return the leaves of both calls' outputs, and the second call's inputs."""
         self.changes, self.structures = {}, []
         before = _ModelBefore.of(model, inputs)
         outputs = self.call_once(before, forward, inputs)
@@ -90,7 +92,8 @@ class KeptState:
         return [one, other, marks]  # a mark that is no result would vanish from the graph
 
     def call_once(self, before: _ModelBefore, forward: Callable[..., Argument], inputs: Inputs) -> Argument:
-        """Call the model once, and return its outputs; copy new tensors that it assigned to buffers into them."""
+        """Call the model, return its outputs, and record what changed since ``before``, the model's state before the
+        first call. A tensor that the model assigned to a buffer is copied into the buffer."""
         args, kwargs = inputs
         given = inspect.signature(forward).bind(*args, **kwargs).arguments
         leaves = {name: tree_flatten(value) for name, value in given.items()}
@@ -145,7 +148,7 @@ def _has_same_contents(value: object, leaves: Sequence[object], spec: TreeSpec) 
 
 
 def record_export(repeat_export: Callable[[], ExportedProgram]) -> None:
-    """Store the function that repeats an export which has just succeeded, to compare two calls later."""
+    """Store a function that repeats the last export; `raise_if_stateful` calls it to export two calls in one graph."""
     kept = kept_state.get()
     if kept is not None and not kept.calls_twice:
         kept.repeat_export = repeat_export
@@ -159,7 +162,7 @@ def changed_attributes() -> Collection[str]:
 
 @contextmanager
 def watch_state(model: torch.nn.Module, may_draw_random: bool) -> Iterator[None]:
-    """Return a context in which a call of the model records the state that it keeps. Unless
+    """Return a context in which a call of the model records in `kept_state` what it keeps for later calls. Unless
     ``may_draw_random`` is true, raise `CaptureError` if the model seeds torch's random generator."""
     kept = kept_state.get()
     if kept is None:
@@ -209,25 +212,25 @@ class _TensorBefore:
     space: dict[str, torch.Tensor]
     name: str
     tensor: torch.Tensor
-    is_buffer: bool
+    is_writable: bool
     copy_key: tuple[object, ...]
     memory: StorageWeakRef | None
     slot: Argument
 
     @classmethod
-    def of(cls, path: str, namespace: dict[str, torch.Tensor], name: str, is_buffer: bool = True) -> _TensorBefore:
-        """Return the record of the tensor ``namespace[name]``. ``is_buffer``: whether a call may write it."""
+    def of(cls, path: str, namespace: dict[str, torch.Tensor], name: str, is_writable: bool = True) -> _TensorBefore:
+        """Return the record of ``namespace[name]``, such as a module's buffer; ``is_writable``: a call may write it."""
         mode, tensor = get_proxy_mode(), namespace[name]
         slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-        return cls(path, namespace, name, tensor, is_buffer, _copy_key(tensor), _storage_of(tensor), slot)
+        return cls(path, namespace, name, tensor, is_writable, _copy_key(tensor), _storage_of(tensor), slot)
 
     def is_replaced(self, reassigned: Sequence[torch.Tensor]) -> bool:
-        """Return whether the model assigned a new tensor to the attribute, or to ``.data`` (then in ``reassigned``)."""
+        """Return whether the attribute is another tensor now, or its tensor is in ``reassigned`` (`write_back`)."""
         return self.space.get(self.name) is not self.tensor or any(self.tensor is each for each in reassigned)
 
 
 def _dependence_predicate(inputs: object) -> Callable[[object], bool]:
-    """Return a function that tells if a value contains a non-tensor, or a tensor that may depend on these inputs."""
+    """Return a function that tells if a value may depend on these inputs: a tensor by the graph, others always."""
     mode = get_proxy_mode()
     if mode is None:
         return lambda value: True
@@ -249,7 +252,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _copy_key(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return a key that two tensors share if one can be copied to the other; with dynamic sizes it equals no other."""
+    """Return a key, equal for tensors of the same static sizes, dtype, device and layout; unique for dynamic sizes."""
     sizes = (size if isinstance(size, int) else object() for size in tensor.shape)
     return (*sizes, tensor.dtype, tensor.device, tensor.layout)
 
@@ -280,9 +283,10 @@ class _ModelBefore:
         return cls(rows, [(place, Snapshot.of(vars(each))) for place, each in (*modules, *held_objects(model))])
 
     def write_back(self, outputs: Argument, reassigned: list[torch.Tensor]) -> Argument:
-        """Copy each tensor that the model assigned to a buffer into the buffer, if it fits; return the outputs, cloned
-        if the copies would change them. ``reassigned``: the tensors whose ``.data`` the model assigned."""
-        moved = [row for row in self.registered if row.is_buffer and row.is_replaced(reassigned)]
+        """Copy each tensor that the model assigned to a buffer into the buffer itself, if shape and dtype fit. Return
+        the outputs, cloned if the copies would change them. ``reassigned``: the tensors to whose ``.data`` the model
+        assigned; remove those that are restored by a copy."""
+        moved = [row for row in self.registered if row.is_writable and row.is_replaced(reassigned)]
         pairs = [
             (row, new)
             for row in moved
@@ -308,7 +312,7 @@ class _ModelBefore:
         return outputs
 
     def memoized_attributes(self, changes: Mapping[str, object], may_depend: Callable[[object], bool]) -> set[str]:
-        """Return the changed attributes that were empty before, and whose new values do not depend on inputs."""
+        """Return the ``changes`` of attributes that were empty before, and have new values that depend on no input."""
         found: set[str] = set()
         for path, space in self.spaces:
             for name in space.current:
@@ -317,7 +321,7 @@ class _ModelBefore:
         return found
 
     def changed_values(self, reassigned: Sequence[torch.Tensor]) -> dict[str, object]:
-        """Return {path: new value} of changed attributes, without hooks; ``reassigned``: tensors with new ``.data``."""
+        """Return {path: new value} of attributes, except hooks, that a call changed; ``reassigned``: `write_back`."""
         found: dict[str, object] = {r.place: r.space.get(r.name) for r in self.registered if r.is_replaced(reassigned)}
         for path, space in self.spaces:
             for name, value in space.changed_items():
@@ -358,8 +362,8 @@ def _assigning_line(model: torch.nn.Module, path: str) -> str:
 
 
 def _model_codes(model: torch.nn.Module) -> Iterator[CodeType]:
-    """Yield the code objects, except torch's own, that may read a model's attributes: of the classes of its modules
-    and their attributes, of the files that define these classes, and of functions that modules hold."""
+    """Yield the code objects, except torch's own, that may read a model's attributes: of the classes of its modules and
+    of the objects in them, of the files that define these classes, and of functions that modules hold."""
     kinds = dict.fromkeys(type(each) for each in (*model.modules(), *(each for _, each in held_objects(model))))
     own = dict.fromkeys(each for kind in kinds for each in kind.__mro__)
     files = {kind.__module__: sys.modules.get(kind.__module__) for kind in own}

@@ -205,8 +205,8 @@ SIZES: Final = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Resize": 3}
 
 
 def _replace_size_tensors(module: torch.fx.GraphModule, file: Proto, ports: Sequence[Proto]) -> None:
-    """Replace each tensor that a node takes as sizes (``Reshape``) by the sizes that onnx infers: torch.export cannot
-    read them from a tensor. ``module`` was converted from ``file``; ``ports``: the file's inputs."""
+    """Replace the tensor of sizes that ``Reshape`` and similar nodes take by the sizes that onnx inferred: torch.export
+    cannot read sizes from a tensor. ``module`` was converted from ``file``; ``ports``: the file's inputs."""
     found = (*file.graph.value_info, *file.graph.output)
     shapes = {value.name: _declared_sizes(value) for value in found}
     outputs = {node.name: node.output[0] for node in file.graph.node}

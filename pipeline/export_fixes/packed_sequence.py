@@ -73,12 +73,12 @@ def origin_of_data(value: object) -> PackedOrigin | None:
 
 
 def origin_of_sizes(value: object) -> PackedOrigin | None:
-    """Return the padded rows and lengths of a packed sequence's batch sizes; None for other tensors."""
+    """Return the `PackedOrigin` of a packed sequence's ``batch_sizes``: its padded rows and lengths; else None."""
     return vars(value).get(SIZES_ATTRIBUTE) if isinstance(value, Tensor) else None
 
 
 def _packed_data(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the packed data of padded rows, and record in it the rows and lengths (see `origin_of_data`)."""
+    """Return the packed data of padded rows, a tensor with rows and lengths in an attribute, for `origin_of_data`."""
     data = PACKED_ROWS(rows, lengths)
     vars(data)[DATA_ATTRIBUTE] = PackedOrigin(rows, lengths, (rows._version, data._version))
     return data  # type: ignore[no-any-return]
@@ -93,7 +93,8 @@ def pack_padded_rows(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple
 
 
 def recurrent_layer_on_padded_rows(target: Target) -> Callable[..., tuple[Tensor, ...] | None]:
-    """Return a function that runs a recurrent layer on a packed sequence's rows; it returns None for other data."""
+    """Return a function to call in place of ``target``, a recurrent layer: it computes on the padded rows of the packed
+    data among its arguments, or returns None for other data."""
 
     def run(data: Tensor, sizes: object, *rest: Argument) -> tuple[Tensor, ...] | None:
         packed = origin_of_sizes(sizes)
@@ -117,7 +118,8 @@ def _padded_rows(data: Tensor, packed: PackedOrigin) -> Tensor:
 def _pad_as_requested(
     data: Tensor, sizes: object, batch_first: bool, padding: float, total_length: Argument
 ) -> tuple[Tensor, Tensor] | None:
-    """Replace ``_pad_packed_sequence``: pad to ``total_length`` if the model passed it, else to the longest row."""
+    """Replace ``_pad_packed_sequence``: return the sequence's rows, padded to ``total_length`` if the model passed it,
+    else to the longest row, and their lengths; None if ``sizes`` are not of a packed sequence."""
     length = total_length if _is_total_length_given() else longest_length(sizes)
     return pad_rows(data, sizes, batch_first, padding, length)
 
@@ -160,7 +162,7 @@ def _is_total_length_given() -> bool:
 
 
 def first_batch_size(sizes: object, index: object) -> Tensor | None:
-    """Return the first batch size of a packed sequence, its number of rows; None for other sizes or ``index`` not 0."""
+    """Return ``sizes[0]``, the number of sequences, if ``index`` is 0 and ``sizes`` are of a packed sequence."""
     packed = origin_of_sizes(sizes)
     if packed is None or not isinstance(index, int) or index != 0:
         return None
@@ -168,7 +170,8 @@ def first_batch_size(sizes: object, index: object) -> Tensor | None:
 
 
 def _apply_to_padded_rows(func: Target, args: Argument, kwargs: Argument) -> Tensor | None:
-    """Apply a function that treats rows independently to packed data's padded rows; return None for other data."""
+    """Call ``func``, which computes each row separately, on padded rows in place of packed data (the first arguments),
+    and pack the result. Return None if no argument is packed data, or ``func`` combines it with data of other rows."""
     notes = list(map(origin_of_data, args))
     found = list(filter(None, notes))
     others = args[len(found) :]

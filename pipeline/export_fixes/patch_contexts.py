@@ -68,8 +68,8 @@ def patch_for_trace() -> AbstractContextManager[None]:
 
 @contextmanager
 def patch_for_export() -> Iterator[None]:
-    """Return a context for an export or functionalization; the caller must hold the lock `one_export`. It restores
-    torch's settings, some of which a failed export leaves changed."""
+    """Return a context with torch's functions patched for an export or functionalization; the caller must hold the lock
+    `one_export`. At its end, torch's settings are restored, some of which a failed export leaves changed."""
     values = track_values() if known.get() is None else nullcontext()
     with patch_for_trace(), _patches.activate("export"), values, exit_transforms(), restore_distribution_checks():
         yield
@@ -84,7 +84,8 @@ def decide_by_example() -> Iterator[None]:
 
 
 def patch_for_mode(mode: Literal["called", "comparing"]) -> AbstractContextManager[None]:
-    """Return a context for an export in which the patches of this mode are active (see `Replacement.during`)."""
+    """Return a context for an export in which `torch.compiler.is_exporting` is False in the model (``"called"``), or
+    the example input decides comparisons of several sizes (``"comparing"``)."""
     return _patches.activate(mode)
 
 

@@ -52,15 +52,15 @@ class Replacement:
         name: the name that torch looks up: an attribute, a key, or a dispatch key.
         ours: our function; its first argument is torch's function, followed by the call's arguments.
         why: what torch does without the patch.
-        during: ``"trace"``: whenever we trace; ``"export"``: while a model is exported or functionalized; the next ones
-            in some exports: ``"example"``: the example decides branches; ``"called"``: ``is_exporting()`` is False in
-            the model; ``"comparing"``: the example decides comparisons of sizes; ``"gpu"``: torch traces for a GPU that
-            this machine does not have; ``"modelopt"``: the model is quantized by ModelOpt. Tables outside of this
-            package have further names.
+        during: the kind of trace that needs the patch: ``"trace"``: all; ``"export"``: exports, functionalizations;
+            ``"example"``: exports in which the example input decides data-dependent branches; ``"called"``: those in
+            which ``is_exporting()`` is False in the model; ``"comparing"``: those in which the example input decides
+            comparisons of sizes; ``"gpu"``: those for a GPU that this machine does not have; ``"modelopt"``: those of
+            a model quantized by ModelOpt. Other packages use further kinds, such as ``"sharded"``.
         before: the first version of torch that does not need the patch; None: all versions need it.
         since: the first version of torch that needs the patch.
-        until: the version of torch with which the row expires. With this version a test fails, until a developer
-            deletes the row or, if this torch needs the patch too, sets a later version.
+        until: the version of torch for which the patch was not checked yet. With it a test fails, until a developer
+            deletes this `Replacement` or, if this torch needs the patch too, sets a later version.
         everywhere: whether all threads call our function, which must then check the calling thread itself.
     """
 
@@ -76,7 +76,7 @@ class Replacement:
 
     @property
     def target_name(self) -> Argument:
-        """The name of the replaced operator or function, also the row's id in ``test_torch_needs_each_row``."""
+        """The replaced operator, or the name of the replaced function; it identifies the patch in tables and tests."""
         return self.owner if isinstance(self.owner, OpOverload) else self.name
 
     @property
@@ -96,7 +96,7 @@ class Replacement:
         return isinstance(self.owner, OpOverload) or hasattr(self.owner, self.name)
 
     def read_entry(self) -> Argument:
-        """Return ``owner``'s entry ``name``; None for an operator without Python kernel, or an inherited attribute."""
+        """Return what ``owner`` itself stores under ``name``; None if an attribute is inherited, or a kernel unset."""
         if isinstance(self.owner, OpOverload):
             return self.owner.py_kernels.get(self.name)
         return (self.owner if isinstance(self.owner, dict) else vars(self.owner)).get(self.name)
@@ -154,7 +154,7 @@ def align_columns(*rows: Sequence[str]) -> str:
 
 @define(eq=False)
 class Patches:
-    """The entries of torch that are replaced now, and the threads that trace."""
+    """Replaces functions of torch by the rows of a table while a trace needs them, and keeps torch's functions."""
 
     table: Sequence[Replacement]
     _lock: Any = field(factory=threading.RLock)
@@ -181,7 +181,7 @@ class Patches:
                 yield
 
     def _restore(self, during: PatchKind, trace: object) -> None:
-        """End a trace, and restore torch's functions if no other of its kind is active; a second call has no effect."""
+        """End ``trace``; restore torch's functions if no other trace of its kind is active. It may be called twice."""
         with self._lock:
             self._traces[during].discard(trace)
             if not self._traces[during]:

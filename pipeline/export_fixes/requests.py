@@ -30,8 +30,8 @@ class ProfileRanges:
 
 @frozen
 class Tuned:
-    """A dim of a profile with ``opt``, the size for which engines are tuned. For torch.export's ``Dim``, which has no
-    ``opt``, that is the example's size, or the maximum if the example is outside of the profile."""
+    """A dim's range in a profile, with ``opt``, the size for which engines are tuned. torch.export's ``Dim`` has no
+    ``opt``: engines are then tuned for the example's size or, if that is not in the range, for the maximum."""
 
     name: str
     min: int
@@ -46,11 +46,11 @@ class Tuned:
 def merge_profiles(
     model: object, example_inputs: Inputs, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
 ) -> tuple[Spec, list[list[ProfileRanges]]]:
-    """Return the ``dynamic_shapes`` that cover all profiles (without profiles: unchanged), and each profile's ranges.
+    """Return the ``dynamic_shapes`` that cover all ``profiles`` (None: unchanged), and each profile's ranges of inputs.
 
     Raises:
-        TypeError: profiles are given twice, or together with ``dynamic_shapes``.
-        ValueError: inputs have different numbers of profiles, or there are none.
+        TypeError: ``profiles`` are given together with ``dynamic_shapes``, or with an `Input` that has profiles.
+        ValueError: `Input` s have different numbers of profiles, or ``profiles`` is empty.
     """
     leaves = tree_leaves(example_inputs, is_leaf=is_input)
     inputs = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Input) and leaf.profiles}
@@ -122,7 +122,8 @@ def _item_entry(spec: Spec, key: object, index: int | None = None) -> Spec:
 def _ranges_over_profiles(
     path: str, input_index: int, value: torch.Tensor | Input, specs: list[Spec], profiles: list[list[ProfileRanges]]
 ) -> dict[int, Any]:
-    """Return {dim: range over all profiles} of an input; add the range in each of its ``specs`` to ``profiles``."""
+    """Return {dim: ``Dim`` over all profiles} of an input. ``specs``: the input's ``dynamic_shapes`` entry in each
+    profile, whose ranges are appended to the profile's list in ``profiles``; ``path``: the input's name."""
     sizes = [opt for _, opt, _ in value.ranges] if isinstance(value, Input) else list(value.shape)
     found: dict[int, Any] = {}
     for dim, size in enumerate(sizes):
@@ -185,8 +186,8 @@ class Request:
 def check_request(
     model: object, args: object, kwargs: object, dynamic_shapes: Spec, profiles: Sequence[Spec] | None
 ) -> Request:
-    """Return the request for a module or an ``ExportedProgram``. Raise the errors of `merge_profiles`, and
-    `TypeError` for inputs of a wrong type."""
+    """Check the inputs and ranges to capture a module or an ``ExportedProgram`` with; return them as a `Request`. Raise
+    the errors of `merge_profiles`, and `TypeError` for inputs of a wrong type."""
     positional, named = check_arguments(args, kwargs)
     leaves, structure = tree_flatten((positional, named), is_leaf=lambda value: isinstance(value, Constant))
     constants = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Constant)}
@@ -210,7 +211,8 @@ class ExportNotes:
         tensors: the module's tensors by name, which are fake in an export for another device.
         checks: the locations of the module's checks of values, as ``file:line``; the checks are assumed to pass.
         reads: the buffers whose numbers Python read; the graph is valid for these numbers only.
-        decisions: the lines where the example decided a branch; for each line, one of the last outputs checks a call.
+        decisions: the lines where the example input decided a branch, in the order of the export's last outputs. Each
+            of these outputs is True if a call takes another branch at its line.
     """
 
     inputs: tuple[object, ...] = ()

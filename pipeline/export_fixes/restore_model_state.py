@@ -40,9 +40,10 @@ Cache: TypeAlias = type(lru_cache(len))  # type: ignore[valid-type]
 
 
 def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
-    """Return a context that restores a model's modules: their attributes, the lists, dicts and sets among these, and
-    the values of one-element buffers, which torch writes during a trace if other objects refer to them. Other
-    objects in the modules are restored only if they contain fake tensors; then a ``functools.lru_cache`` is cleared."""
+    """Return a context that restores a model's modules at its end: their attributes, the lists, dicts and sets in
+    these, and one-element buffers (torch writes to them in a trace if other objects refer to them). Other objects in
+    modules are restored if they contain new fake tensors. Each ``functools.lru_cache`` of these objects' code that got
+    new entries is cleared, since the entries may be fake."""
     spaces = [Snapshot.of(vars(module)) for module in model.modules()]
     beside = [each for _, each in held_objects(model)]
     objects = [Snapshot.of(vars(each)) for each in beside]
@@ -63,8 +64,9 @@ def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
 
 
 def restore_distribution_checks() -> AbstractContextManager[None]:
-    """Return a context that restores the default argument validation of ``torch.distributions``. Dynamo disables
-    validation when it compiles its first function; after the restore, it does so again for the user's first one."""
+    """Return a context that restores the default argument validation of ``torch.distributions`` at its end. Dynamo
+    disables validation when it compiles its first function. After the restore, Dynamo disables it again when it
+    compiles the next function, such as the first one of the user."""
     before = Distribution._validate_args
 
     def restore() -> None:
@@ -94,8 +96,8 @@ def join_path(path: str, name: str) -> str:
 
 
 def _is_plain_object(value: object) -> bool:
-    """Return whether a value is an object with attributes whose class is not Python's, torch's or a module's. The
-    value may be a proxy, whose attributes may be those of another object or raise errors."""
+    """Return whether a value has a ``__dict__``, and a class that is neither of Python or torch nor derived from
+    `nn.Module` or the like. Attributes of the value may raise errors, or be those of another object (a proxy)."""
     kind = type(value)
     theirs = nn.Module, torch.Tensor, type, ModuleType, Logger, FunctionType, MethodType
     if issubclass(kind, theirs) or _is_library_class(kind):
@@ -111,7 +113,7 @@ def _is_library_class(kind: type) -> bool:
 
 
 def _lru_caches_of(values: Iterable[object]) -> Iterator[Cache]:
-    """Yield each ``functools.lru_cache`` on these objects' methods, and on functions in their classes' files."""
+    """Yield each ``functools.lru_cache`` in the classes of these objects and in the files that define these classes."""
     kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_library_class(kind)}
     files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
     spaces = (*map(vars, kinds), *files.values())
@@ -145,7 +147,8 @@ class Snapshot:
         return any(map(_contains_fakes, (*new, *(container for container, _ in self.contents.values()))))
 
     def changed_items(self) -> Iterator[tuple[str, object]]:
-        """Yield (name, value) of each attribute that changed since the snapshot, or whose containers did."""
+        """Yield (name, new value) of each attribute that has another value now, or that contains (at any depth) a list,
+        dict or set with other items than in the snapshot."""
         for name in {**self.before, **self.current}:
             value, before = self.current.get(name), self.before.get(name)
             if not _is_unchanged(value, before) or any(self._is_changed(each) for each in _containers_in(value)):

@@ -52,8 +52,8 @@ class Checks:
 
     Attributes:
         places: the locations of checks that were assumed to pass, as ``file:line``.
-        caught: the location of a check whose error the model may catch, so that it cannot be assumed to pass; empty if
-            there is none. Such a model is not traced by Dynamo, which would assume that the check passes.
+        caught: the location of a check whose error the model may catch; empty if there is none. Such a check cannot be
+            assumed to pass. Dynamo would assume it, so it does not trace this model.
     """
 
     places: dict[str, None] = field(factory=dict)
@@ -88,7 +88,8 @@ def record_assumed_check(line: str) -> None:
 
 
 def assume_check(mode: AbstractContextManager[object], func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Replace ``bool(tensor)`` in a value check by the bool with which the check passes; trace other calls as usual."""
+    """Return the call to trace in place of ``bool(tensor)`` in a value check (``assert (x >= 0).all()``): a function
+    that returns the bool with which the check passes. Other calls are unchanged."""
     if func in CHECKING_FUNCTIONS:
         return _trace_as_model_code(mode, func), args, kwargs
     if args and (getattr(func, "__name__", "") == "__bool__" or func is torch._assert) and is_data_dependent(args[0]):
@@ -99,7 +100,7 @@ def assume_check(mode: AbstractContextManager[object], func: Target, args: Argum
 
 
 def _trace_as_model_code(mode: AbstractContextManager[object], function: FunctionType) -> Callable[..., object]:
-    """Return a copy of torch's ``function`` that torch.export traces as if it were the model's code."""
+    """Return a copy of torch's ``function`` in whose body torch.export's ``mode`` intercepts calls, as in a model."""
     unhandled = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
     bare = FunctionType(function.__code__, {**function.__globals__, **unhandled}, function.__name__)
     bare.__defaults__, bare.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
@@ -112,7 +113,7 @@ def _trace_as_model_code(mode: AbstractContextManager[object], function: Functio
 
 
 def skip_dynamic_sample_check(orig: Callable[..., None], distribution: Argument, value: Argument) -> None:
-    """Replace ``Distribution._validate_sample``: skip it for dynamic sizes, which it would compare with 1."""
+    """Replace ``Distribution._validate_sample``: skip it for dynamic sizes, which it would assume to differ from 1."""
     sizes = (*distribution.batch_shape, *distribution.event_shape, *getattr(value, "shape", ()))
     if all(isinstance(size, int) for size in sizes):
         orig(distribution, value)
@@ -126,8 +127,9 @@ def is_data_dependent(tensor: object) -> bool:
 
 
 def _truth_that_passes_check(frame: FrameType | None, is_check: bool) -> bool | None:
-    """Return the truth value with which the value check that calls ``frame`` passes, and record the check's location;
-    None for any other condition. ``is_check``: it is a ``torch._assert``, and so surely a check."""
+    """Return the truth value with which a check in the model's code passes, and record the check's location. The code
+    is at ``frame``, or at the first of its callers that is not torch's. Return None if the code is no check
+    (``is_check``: it surely is one, ``torch._assert``), or the model may catch the check's error."""
     found = checks.get()
     while frame is not None and _is_library_frame(frame):
         frame = frame.f_back
@@ -157,8 +159,8 @@ def _is_library_frame(frame: FrameType) -> bool:
 
 @functools.lru_cache(1024)
 def _required_truth(code: CodeType, offset: int) -> tuple[bool | None, str]:
-    """Return the truth value for which the conditional jump at ``offset`` raises no error, and the name of the error
-    that its other branch raises; (None, "") if no branch, or each branch, only raises an error."""
+    """Return (truth value, error's name) of a check, ``if x: raise ValueError``, whose conditional jump is at
+    ``offset``: with this value it raises no error. Return (None, "") unless exactly one branch only raises an error."""
     steps = list(dis.get_instructions(code))
     place = next((i for i, step in enumerate(steps) if step.offset == offset), len(steps))
     if place < len(steps) and steps[place].opname == "TO_BOOL":

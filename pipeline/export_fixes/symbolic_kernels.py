@@ -22,8 +22,9 @@ from pipeline.export_fixes.patching import Kernel, is_patch_active
 
 
 def compare_as_example(orig: Kernel, condition: Argument, default: bool) -> bool:
-    """Evaluate a comparison of several sizes with the example's sizes if torch cannot decide it, such as ``b // c ==
-    1`` for two batch sizes that must be equal. The result becomes a condition on the sizes of each call."""
+    """Replace torch's ``_guard_or`` (``orig``), which returns ``default`` for a comparison of sizes that it cannot
+    decide. If the example input's sizes decide it otherwise (``b // c == 1`` for equal batch sizes), return their
+    answer, and make it a condition on the sizes of each call."""
     answer: bool = orig(condition, default)
     if answer != default or not isinstance(condition, torch.SymBool) or not condition.node.has_hint():
         return answer
@@ -63,7 +64,7 @@ def slice_tensor(
 
 
 def _clamped_position(index: Argument, size: Argument) -> Argument:
-    """Return a slice's start or end, clamped to 0..size; None if the sign of a symbolic index is unknown."""
+    """Return a slice's start or end as a position in 0..size (-1: ``size - 1``); None if a symbol's sign is unknown."""
     if guard_or_false(index >= 0):
         if guard_or_false(index <= size):
             return index
@@ -94,7 +95,7 @@ def _scalar_tensor(number: torch.SymInt | torch.SymFloat) -> torch.Tensor:
 
 
 def resize_step(orig: Kernel, in_size: Any, out_size: Any, align_corners: bool, scale: object = None) -> object:
-    """Return the step between source positions when a dim is resized; do not divide by 0 for a dynamic size of 1."""
+    """Replace ``_compute_scale``: the input positions per output position of a resize; a size of 1 divides by 1."""
     if align_corners and isinstance(out_size, torch.SymInt):
         return (in_size - 1) / torch.sym_max(out_size - 1, 1)
     return orig(in_size, out_size, align_corners, scale)

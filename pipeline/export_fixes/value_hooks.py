@@ -19,7 +19,8 @@ from pipeline.inputs import Constant
 
 
 def export_with_known_values(export: Callable[[], Argument], model: torch.nn.Module) -> Argument:
-    """Export a model; if it reads a number from a buffer that it writes, export it again without that known number."""
+    """Export a model. A number that it reads from a buffer becomes a constant; if it also writes to this buffer, the
+    number changes between calls: then export again, with the buffer's elements unknown."""
     state = known.get()
     if state is None:
         return export()
@@ -80,7 +81,8 @@ def fake_inputs_with_values(
 def trace_known_number_read(
     orig: Kernel, mode: Argument, func: Target, pre_dispatch: bool, args: Argument, kwargs: Argument
 ) -> object:
-    """Replace torch's tracing of a call: read numbers from a fake tensor's known value, not its proxy's constant."""
+    """Replace torch's ``proxy_call`` (``orig``): if the operator reads a number, let it read the fake tensor's current
+    elements. The proxy's copy of the elements is outdated after a write through a view."""
     if torch.Tag.data_dependent_output in func.tags and args and isinstance(args[0], FakeTensor):
         slot = get_proxy_slot(args[0], mode.tracer, None)
         if slot is not None and slot.constant is not None:
@@ -89,7 +91,7 @@ def trace_known_number_read(
 
 
 def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> object:
-    """Run Dynamo's pass that specializes float inputs; first remove known ints, which it would take for symbols."""
+    """Run Dynamo's pass ``specialize`` for float inputs; first delete known ints, which it would take for symbols."""
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, FakeTensor) and isinstance(value.item_memo, int):
@@ -98,8 +100,8 @@ def skip_known_numbers(specialize: Callable[..., object], graph: Argument) -> ob
 
 
 def replace_known_index(mode: object, func: Target, args: Argument, kwargs: Argument) -> ModelCall:
-    """Replace 0-d index tensors by their known numbers. Otherwise torch specializes them to the example's values: torch
-    2.11 does so in reads, torch 2.13 in writes and in reads that also have other index tensors."""
+    """Return the call to trace in place of ``x[i]`` or ``x[i] = y``: a 0-d ``i`` computed from sizes becomes a number.
+    Else torch specializes it: torch 2.11 in reads, 2.13 in writes and in reads that have further index tensors."""
     if getattr(func, "__name__", "") in ("__getitem__", "__setitem__") and isinstance(args[0], torch.Tensor):
         args = (args[0], map_index(args[1], _index_with_known_numbers), *args[2:])
     return func, args, kwargs

@@ -110,7 +110,7 @@ def ignore_context(call: Call, context: Value) -> Value:
 
 
 def run_block(call: Call, *inputs: Value) -> Value:
-    """Evaluate prim::CallMethod of a module, or prim::fork: run the method's or fork's block immediately."""
+    """Evaluate prim::CallMethod and prim::fork: run the node's block (the called method, the forked code) at once."""
     return call.blocks[0](*inputs)
 
 

@@ -154,9 +154,9 @@ class _Scope:
 
 
 def _inline_calls(graph: TorchIR, receivers: Mapping[str, _Receiver]) -> tuple[TorchIR, dict[str, _Receiver]]:
-    """Return a copy of a graph with inlined functions and methods of objects, and its inputs that are modules, by name
-    in the copy; ``receivers``: by name in the graph. Calls of modules are not inlined, since the module path that torch
-    records for inlined nodes omits containers."""
+    """Return a copy of ``graph`` with inlined calls of functions and of objects' methods, and {name: module} of the
+    copy's inputs that are modules. ``receivers``: the same for ``graph``. Calls of modules are not inlined: the module
+    paths that torch records for inlined nodes omit containers."""
     copy = graph.copy()
     given = zip((v.debugName() for v in graph.inputs()), copy.inputs(), strict=True)
     inputs = {v.debugName(): receivers[name] for name, v in given if name in receivers}
@@ -200,7 +200,8 @@ class _Reader:
         self.methods: dict[tuple[str, str], Block] = {}
 
     def read_method(self, receiver: _Receiver, name: str, location: SourceLocation) -> Block:
-        """Return the block of a method, whose first input is the module; several calls of a module share the block."""
+        """Return the block of the method ``name`` of the module ``receiver``; its first input is the module. All calls
+        of the method share this block; ``location``: that of the first call."""
         key = receiver.path, name
         if key not in self.methods:
             graph = receiver.script._c._get_method(name).graph
@@ -228,7 +229,7 @@ class _Reader:
         """Convert a TorchScript node, or store a tensor constant (not a number) in ``constants`` and return None."""
         _record_submodule(node, scope.receivers)
         kind = node.kind()
-        attributes = _node_attributes(node, kind)
+        attributes = _node_attributes(node)
         if isinstance(value := attributes.get("value"), torch.Tensor) and not is_single_integer(value):
             self.constants[outputs[0]] = value.detach()
             return None
@@ -250,18 +251,19 @@ class _Reader:
                 yield self.read_subgraph(node, node.g(name), scope)
 
     def read_subgraph(self, node: TorchIR, graph: TorchIR, scope: _Scope) -> Block:
-        """Return the block of a `prim::fork` 's graph, with the modules among the node's inputs."""
+        """Return the block of ``graph``, which a `prim::fork` ``node`` runs. Modules among the node's inputs, known by
+        ``scope``, are also known in the block, so that it can call them."""
         pairs = zip(node.inputs(), graph.inputs(), strict=True)
         known = {b.debugName(): r for a, b in pairs if (r := scope.receivers.get(a.debugName())) is not None}
         copy, own = _inline_calls(graph, known)
         return self.read_block(copy, _Scope(f"{scope.prefix}{node.output().debugName()}/", scope.location, own))
 
 
-def _node_attributes(node: TorchIR, kind: str) -> dict[str, TorchIR]:
-    """Return a TorchScript node's attributes by name, except graphs."""
-    if kind == "prim::Constant":
+def _node_attributes(node: TorchIR) -> dict[str, TorchIR]:
+    """Return the attributes of a TorchScript node by name, without those that are graphs."""
+    if node.kind() == "prim::Constant":
         return {"value": node.output().toIValue()}
-    if kind == "prim::PythonOp":
+    if node.kind() == "prim::PythonOp":
         return {"function": node.pyobj(), "scalars": node.scalar_args(), "form": node.cconv()}
     found = {name: getattr(node, node.kindOf(name))(name) for name in node.attributeNames() if node.kindOf(name) != "g"}
     return {n: tuple(t.annotation_str for t in v) if node.kindOf(n) == "tys" else v for n, v in found.items()}

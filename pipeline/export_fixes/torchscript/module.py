@@ -91,7 +91,7 @@ def _class_name(script: Value) -> str:
 
 
 def _forward_function(arguments: Sequence[Value]) -> Callable[..., Value]:
-    """Return a ``forward`` with a script's parameters and defaults, and valid Python names for a trace's parameters."""
+    """Return a ``forward`` with these script ``arguments``; names that a trace gave them become valid in Python."""
     taken: set[str] = set()
     found = []
     for argument in arguments:
@@ -131,8 +131,8 @@ class _ScriptContents(torch.nn.Module):
 
 
 def _as_parameter(tensor: torch.Tensor, seen: dict[int, tuple[torch.Tensor, torch.nn.Parameter]]) -> torch.nn.Parameter:
-    """Return a tensor as a parameter: the tensor itself, or for a loaded file a parameter in the same memory. Tied
-    tensors stay one parameter. ``seen``: the parameters by the ids of the script's tensors, which it keeps alive."""
+    """Return a script's parameter as an `nn.Parameter`. In a loaded file it is a plain tensor: make a parameter that
+    shares its memory. ``seen``: {id: (tensor, parameter)} of such tensors, so that tied ones get one parameter."""
     if isinstance(tensor, torch.nn.Parameter):
         return tensor
     given = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)

@@ -27,7 +27,7 @@ class Object:
 
 
 def evaluate_constant(call: Call) -> Value:
-    """Evaluate prim::Constant; create a one-element tensor from its number, so that its value stays known."""
+    """Evaluate prim::Constant; make a tensor (of one integer) from its number, which `known_values` then tracks."""
     value = call.attributes["value"]
     if not isinstance(value, torch.Tensor):
         return value

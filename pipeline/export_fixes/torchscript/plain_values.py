@@ -78,7 +78,8 @@ def _cast_result(function: Callable[..., Value]) -> Evaluator:
 
 
 def tensorless_evaluators(functions: Mapping[str, Callable[..., Value]]) -> dict[str, Evaluator]:
-    """Return evaluators by overload (``aten::add.int``): a kind's function for overloads without tensor arguments."""
+    """Return an evaluator for each overload without tensor arguments (``aten::add.int``) of a kind in ``functions``,
+    which has a function for each kind (``aten::add``)."""
     return {f"{kind}.{o}": _cast_result(f) for kind, f in functions.items() for o in overloads(kind, tensorless=True)}
 
 

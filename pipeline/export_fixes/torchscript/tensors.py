@@ -150,7 +150,7 @@ TENSORS: Final[Mapping[str, Evaluator]] = {
 
 
 def _if_packed(packed_version: Callable[..., Value], operator: Callable[..., Value]) -> Evaluator:
-    """Return an evaluator that calls our implementation for packed sequences, or the operator if ours returns None."""
+    """Return an evaluator: ``packed_version(*inputs)`` or, if that is None (not packed), ``operator(*inputs)``."""
 
     def evaluate(call: Call, *given: Value) -> Value:
         found = packed_version(*given)
