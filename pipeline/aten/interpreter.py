@@ -29,8 +29,7 @@ def _identity(value: Argument) -> Argument:
 class Step:
     """One call of a function by an `Interpreter`, which keeps values in numbered slots. ``takes``: the slots of the
     positional arguments; ``constants``: keyword arguments with a fixed value; ``keywords``: (name, slot) of the other
-    keyword arguments; ``drops``: the slots to clear after the call; ``node``: the node's name ("" if the call builds a
-    container)."""
+    keyword arguments; ``drops``: the slots to clear after the call; ``node``: the node's name ("": a container)."""
 
     call: Callable[..., Argument]
     takes: tuple[int, ...]

@@ -75,8 +75,7 @@ _library = torch.library.Library("pipeline", "DEF")
 
 
 def _define_stand_in(target: Target, shapes: Function) -> object:
-    """Define and return an operator that acts like ``target``, but is traced as one call. ``shapes``: its meta
-    kernel."""
+    """Define and return an operator that acts like ``target``, but traces as one call. ``shapes``: its meta kernel."""
     name = target._schema.name.removeprefix("aten::")
     _library.define(re.sub(r"^aten::\w+(\.\w+)?", name, str(target._schema)))
     _library.impl(name, shapes, "Meta")

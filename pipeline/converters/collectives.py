@@ -79,8 +79,7 @@ def collective(
     """all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor (``operation`` ALL_REDUCE);
     reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor (REDUCE_SCATTER)
 
-    TensorRT's layer lists no ranks: an engine gets its group's communicator at run time, so all ranks' engines are
-    equal.
+    TensorRT's layer has no ranks: an engine gets its group's communicator at run time; all ranks' engines are equal.
     """
     reduction = REDUCTIONS[reduce_op.lower()] if reduce_op else "NONE"
     kinds = trt.CollectiveOperation.__members__[operation], trt.ReduceOperation.__members__[reduction]

@@ -245,7 +245,7 @@ def _like_efficient_kernel(
     scale: float | None,
     compute_log_sumexp: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return attention and log-sum-exp; the latter is padded with inf to a multiple of 32 queries, as by the kernel."""
+    """Return attention, and log-sum-exp padded (as by the kernel) with inf to a multiple of 32 queries, or empty."""
     result, sums = _attention_and_logsumexp(query, key, value, bias, causal, scale)
     if not compute_log_sumexp:
         return result, sums[..., :0]

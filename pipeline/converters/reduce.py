@@ -91,7 +91,7 @@ def linalg_vector_norm(net: Net, input: Value, ord: float, dim: Sequence[int] | 
     {aten.logsumexp.default: (reduce.log_sum_exp,), aten.logcumsumexp.default: (reduce_scan.cumulative_log_sum_exp,)}
 )
 def logsumexp(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
-    """logsumexp(Tensor self, int[1] dim, …) -> Tensor; also logcumsumexp. The tuple has only the building block."""
+    """logsumexp(Tensor self, int[1] dim, …) -> Tensor; also logcumsumexp (``block_and_arguments``: see `call_block`)"""
     return call_block(net, block_and_arguments, operands)
 
 
