@@ -125,9 +125,8 @@ def _weighted_sum(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -
     """Multiply attention weights and values, inside the fused attention kernel.
 
     With float16 and a mask, this adds a float32 matmul and a cast to float16. TensorRT-RTX fuses both to a float16
-    kernel that accumulates in float32. For a float16 matmul, the kernel would accumulate in float16 and round after
-    every 32 keys, even masked ones (`masked-attention-sums`). A single query is computed by another kernel, without
-    this bug.
+    kernel that accumulates in float32. For a float16 matmul, it would accumulate in float16 and round after every 32
+    keys, even masked ones (`masked-attention-sums`). A single query uses another kernel, without this bug.
     """
     widened = masked and base.dtype_of(value) == torch.float16 and is_avoided("masked-attention-sums")
     if not widened or 0 in base.dims(weights) or base.dims(weights)[-2] == 1:
@@ -207,9 +206,8 @@ def _unfused_grouped_attention(
 def duplicate_single_query(net: Net, query: ITensor) -> tuple[ITensor, bool]:
     """Repeat a single query if the batch size is above 1. Return the queries, and whether there are two now.
 
-    TensorRT-RTX's kernel for a single query, `_gemv_mha`, reads the keys of a batch element from successive memory. RTX
-    1.4 and 1.6 may interleave the elements, so that it reads wrong keys (`lone-queries`). Two queries use another
-    kernel.
+    TensorRT-RTX's kernel for a single query, `_gemv_mha`, reads a batch element's keys from successive memory. RTX 1.4
+    and 1.6 may interleave the elements, so that it reads wrong keys (`lone-queries`). Two queries use another kernel.
     """
     sizes = base.dims(query)
     batches = sizes[:-3] if len(sizes) > 3 else sizes[:-2]

@@ -49,13 +49,13 @@ def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
 
 @network_query
 def is_marked(net: Net, quirk: str, input_name: str = "") -> bool:
-    """Return whether the current node has a `Mark` that avoids ``quirk`` by its converter (for the input, if named)."""
+    """Return whether a `Mark` tells the current node's converter to avoid ``quirk`` (at ``input_name``, if given)."""
     marks = net.ctx.marks.of_node(net.ctx.node.name, "converter") if net.ctx.node is not None else []
     return any(mark.quirk == quirk and (not input_name or input_name in mark.names) for mark in marks)
 
 
 def _expand_input(net: Net, value: Value, input: torch.fx.Node, reader: torch.fx.Node) -> Value:
-    """Expand ``value``, the converted ``input`` of ``reader``, to the shape of the reader's result; not a constant."""
+    """Expand ``value``, the converted ``input`` of ``reader``, to the shape of the reader's result, unless constant."""
     if not isinstance(value, trt.ITensor):
         return value
     sizes = sizes_for_expand(shape_of(input.meta["val"]), shape_of(reader.meta["val"]))

@@ -25,8 +25,8 @@ def may_be_zero(net: Net, size: Size) -> bool:
 
 @network_query
 def may_leave_results_unwritten(net: Net, size: Size) -> bool:
-    """Return whether a kernel that loops over a dim of this size (None: unknown) may leave results unwritten. It does
-    if the size is 0: a data-dependent size, or one in ``marks.empty_sizes`` (`pipeline.quirks.empty_broadcast`)."""
+    """Return whether a kernel that loops over a dim of this size (None: unknown) may leave results unwritten: if the
+    size may be 0, and depends on data or is one of ``marks.empty_sizes`` (see `pipeline.quirks.empty_broadcast`)."""
     if not is_avoided("empty-loops"):
         return False
     if size is None:

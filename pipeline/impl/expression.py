@@ -60,12 +60,12 @@ def _is_reciprocal(factor: Any) -> bool:
 
 
 def _floor_division_operation(a: Any, b: Any) -> Operation:
-    """Return the operation ``a // b``."""
+    """Return the `Operation` for ``a // b``: ``("FLOOR_DIV", (a, b))``."""
     return "FLOOR_DIV", (a, b)
 
 
 def _remainder_as_subtraction(a: Any, b: Any) -> Operation:
-    """Return the operation ``a - (a // b) * b``, the remainder, for which TensorRT has no operation of its own."""
+    """Return the `Operation` for ``a - (a // b) * b``, the remainder, for which TensorRT has no operation itself."""
     return "SUB", (a, sympy.Mul(FloorDiv(a, b), b, evaluate=False))
 
 

@@ -40,8 +40,7 @@ UNROLLED: Final = 8
 
 @frozen
 class TokenInputs:
-    """Tensors [B, H, L, D] of tokens. D is K (``query``, ``key``), V (``value``), 1 or K (``decay``) or 1
-    (``beta``)."""
+    """Tensors [B, H, L, D] by token; D is K (``query``, ``key``), V (``value``), 1 or K (``decay``), 1 (``beta``)."""
 
     query: ITensor
     key: ITensor
@@ -125,7 +124,7 @@ def _transpose(net: Net, x: ITensor) -> ITensor:
 
 
 def _decayed_scores(net: Net, query: ITensor, key: ITensor, log_decay: ITensor, chunk: int, *, lag: int) -> ITensor:
-    """Return products [..., query, key] in a chunk, decayed by distance; 0 for keys under ``lag`` tokens before."""
+    """Return products of queries and keys, [..., chunk, chunk], with decay; 0 for keys under ``lag`` tokens before."""
     reads = base.constant(net, np.tri(chunk, k=-lag, dtype=np.bool_), rank=base.rank(query))
     if base.dims(log_decay)[-1] == 1:
         left = _decay_factor(net, log_decay, _transpose(net, log_decay), reads)
@@ -138,9 +137,9 @@ def _decayed_scores(net: Net, query: ITensor, key: ITensor, log_decay: ITensor, 
     return reduce(net, "SUM", decayed, [at + 1], False)
 
 
-def _decay_factor(net: Net, later: ITensor, earlier: ITensor, is_read: ITensor) -> ITensor:
-    """Return ``exp(later - earlier)``, the decay between two tokens from their log decays; 0 where not ``is_read``."""
-    gone = where(net, is_read, binary(net, "SUB", later, earlier), -math.inf, torch.float32)
+def _decay_factor(net: Net, later: ITensor, earlier: ITensor, is_visible: ITensor) -> ITensor:
+    """Return ``exp(later - earlier)``, the decay between tokens from their log decays; 0 where not ``is_visible``."""
+    gone = where(net, is_visible, binary(net, "SUB", later, earlier), -math.inf, torch.float32)
     return base.unary(net, "EXP", gone)
 
 

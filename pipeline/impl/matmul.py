@@ -104,10 +104,9 @@ def _add_matmul_layer(
     op_a: trt.MatrixOperation = trt.MatrixOperation.NONE,
     op_b: trt.MatrixOperation = trt.MatrixOperation.NONE,
 ) -> ITensor:
-    """Add a matmul layer. If a kernel that rounds its float32 result to half precision has a bug, record it in
-    `ctx.rounded_apart`, so that `base.cast` adds a barrier (`halves-behind-matmuls`): with two or more batch dims, RTX
-    1.4 builds a wrong kernel for bfloat16, and none for float16; nor one for float16 if an operand was computed in
-    float32."""
+    """Add a matmul layer. If a kernel must not also round its float32 result to half precision, record this in
+    `ctx.rounded_apart`, so that `base.cast` adds a barrier (`halves-behind-matmuls`). With two or more batch dims, RTX
+    1.4 builds a wrong kernel for bfloat16, and none for float16; nor any for float16 if an operand is from float32."""
     product: ITensor = net.add("matrix_multiply", x, op_a, y, op_b).get_output(0)
     if product.dtype == trt.float32 and is_avoided(base.ROUNDED):
         if base.rank(product) > 3:

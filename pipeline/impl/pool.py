@@ -148,8 +148,8 @@ def _constant_along(net: Net, values: Array, rank: int, dims: Sequence[int]) -> 
 def _window_element(
     net: Net, x: ITensor, index: ITensor | None, dim: int, positions: Array, step: int
 ) -> tuple[ITensor, ITensor]:
-    """Return the element of each window at ``positions`` along a dim, and its flat index: ``positions * step``, plus
-    ``index``, its flat index in the dims already reduced (None: this is the first). ``step``: the stride of the dim."""
+    """Return one element of each window, at ``positions`` along a dim, and its flat index: ``positions * step``, plus
+    its flat ``index`` in the dims that are already reduced (None: none is). ``step``: the product of their sizes."""
     picked = base.constant(net, positions)
     value = take(net, x, picked, dim)
     here = _constant_along(net, positions * step, base.rank(x), (dim,))

@@ -104,8 +104,8 @@ def fake_quantize_by_rounding(net: Net, x: Value, scale: Value, type: str) -> IT
 
 @building_block
 def fake_quantize_blocks(net: Net, x: Value, scale: Value | None, type: str, size: int) -> ITensor:
-    """Quantize and dequantize with a scale per block of ``size`` elements along the last dim, which the layer computes.
-    Without ``scale``, a block's scale is an E8M0 number; with it, an E4M3 number, multiplied by ``scale``."""
+    """Quantize to ``type`` and dequantize, with a scale per block of ``size`` elements along the last dim, computed at
+    run time. Without ``scale``, a block's scale is an E8M0 number; with it, an E4M3 number times ``scale``."""
     x, dtype = base.tensor(net, x), base.dtype_of(x)
     of_scales = trt_dtype(NAMES["e8m0" if scale is None else "fp8"])
     layer = net.add("dynamic_quantize", x, base.rank(x) - 1, size, trt_dtype(NAMES[type]), of_scales)

@@ -31,8 +31,7 @@ class Weights:
 @frozen
 class Cell:
     """A recurrent cell. ``step``: from (network, input contribution, state, weights) to the next state, a tuple whose
-    first tensor is also the output. ``late_bias``: whether ``step`` adds the hidden bias; else the input contribution
-    has it."""
+    first tensor is also the output. ``late_bias``: whether ``step`` adds the hidden bias, not its caller."""
 
     step: Callable[[Net, ITensor, State, Weights], State]
     late_bias: bool = False

@@ -167,7 +167,7 @@ def _cubic_kernel(distance: Array, a: float) -> Array:
 
 
 def _antialiased_taps(options: Resize, input_size: int, step: Any, index: Array) -> Taps:
-    """Return positions and weights for antialiasing: averages of inputs ``step`` apart per result, at ``index``."""
+    """Return positions and weights for antialiasing: result i of ``index`` averages the input around ``i * step``."""
     stretch = max(step, F(1))
     support = (1 if options.mode == "linear" else 2) * stretch
     kernel = _linear_kernel if options.mode == "linear" else _cubic_kernel

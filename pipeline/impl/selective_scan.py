@@ -67,7 +67,8 @@ def _transpose(net: Net, x: ITensor) -> ITensor:
 def _parallel_scan(
     net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, length: Size, longest: int
 ) -> tuple[ITensor, ITensor]:
-    """Return output, last state. ``tokens``: input, step, b, c. To each state, add those 1, 2, 4, … tokens before."""
+    """Return the output and last state of ``length`` tokens (at most ``longest``), by a parallel scan that adds to each
+    state the decayed states 1, 2, 4, … tokens before. ``tokens``: input, step, b and c of `selective_scan`."""
     rates = base.unsqueeze(net, a, [0, 3])  # [1, D, N, 1]
     input, step, b, c = (base.unsqueeze(net, x, [d]) for x, d in zip(tokens, (2, 2, 1, 1), strict=True))
     since = cumulative_sum(net, step, 3, torch.float32)
@@ -82,7 +83,8 @@ def _parallel_scan(
 
 
 def _by_chunks(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
-    """Return output, last state, by chunks of ``chunk`` tokens. ``tokens``: input, step, b, c, padded with step 0."""
+    """Return the output and last state, computed in chunks of ``chunk`` tokens. ``tokens``: input, step, b and c of
+    `selective_scan`; padding tokens have step 0, which keeps the state."""
     batch, width, length = base.known_sizes(net, tokens[0])
     count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
 

@@ -142,7 +142,7 @@ def sha256_of(data: Any) -> str:
 def typed(
     type: Type | Read, *names: str, unless: int | None = None, exists: Callable[[Any, str], bool] = exists_always
 ) -> tuple[Attribute, ...]:
-    """Return an `Attribute` per name. ``unless``: the input that replaces it; ``exists``: whether a layer has it."""
+    """Return an `Attribute` per name. ``unless``: index of a replacing input; ``exists``: whether a layer has it."""
     return tuple(Attribute(n, type if isinstance(type, Type) else Type(type), unless, exists) for n in names)
 
 

@@ -263,7 +263,7 @@ class _NetworkReader:
         )
 
     def boundary_owner(self, layer: trt.ILayer) -> Iterator[tuple[str, Value]]:
-        """Yield ("loop", number) for a layer at a loop's boundary, likewise "conditional" or "attention"; else
+        """Yield ("loop", its number) for a layer at a loop's boundary, also "conditional", "attention"; else
         nothing."""
         for what in ("loop", "conditional", "attention"):
             if hasattr(layer, what):

@@ -36,8 +36,7 @@ class Mark:
 
 
 class Marks:
-    """The `Mark`s (kernel bugs to avoid) of a segment, by node. ``empty_sizes``: input sizes that may be 0 in a
-    call."""
+    """The `Mark`s (kernel bugs to avoid) of a segment, by node. ``empty_sizes``: the input sizes that may be 0."""
 
     def __init__(self, marks: Iterable[Mark] | None = ()) -> None:
         """Group the marks by node; warn if ``marks`` is None, which means that no pass has set them."""

@@ -107,7 +107,7 @@ def _dequantizing_layers(network: Network) -> Iterator[tuple[Layer, Literal["wei
 def _fusion_and_evidence(
     network: Network, layer: Layer, role: str, type: str, kernels: Sequence[PlanKernel] | None
 ) -> tuple[bool | None, str]:
-    """Return ``fused`` and ``why`` of the `Pair` with this ``layer``, whose ``of`` is ``role`` ("weight" …)."""
+    """Return ``fused`` and ``why`` of a `Pair`, given its ``layer``, its ``type`` and, as ``role``, its ``of``."""
     if kernels is None:
         return None, "the plan contains no program as text"
     fused, why = _is_fused_and_why(network, layer, role, kernels)
