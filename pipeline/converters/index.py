@@ -35,7 +35,7 @@ def embedding(net: Net, weight: Value, indices: Value) -> ITensor:
 
 
 def _check_embedding_bag(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Only the first of its results may be read; bags times indices times columns must be at most 2**31 - 1."""
+    """Only embedding_bag's first result may be read; bags times indices times columns must be at most 2**31 - 1."""
     for user in node.users:
         if user.target is not operator.getitem or user.args[1] != 0:
             return Rejection(f"{user.name} reads an output for gradients, and an engine computes only the bags")

@@ -77,8 +77,9 @@ def deconvolution(
 
 
 def _compute_in_float32(net: Net, x: Value, weight: Value, bias: Value | None, add_layer: Layer) -> ITensor:
-    """Add a layer that TensorRT lacks in bfloat16 in float32, and round its result in the same kernel. A barrier
-    follows: RTX 1.6.1 computes wrong results if the kernel casts them back to float32 (`rounded-deconvolutions`)."""
+    """Add a layer; if ``x`` is bfloat16, which TensorRT lacks, in float32, rounded in the same kernel. A barrier
+    follows, since RTX 1.6.1 is wrong if that kernel also casts its result back to float32
+    (`rounded-deconvolutions`)."""
     if base.dtype_of(x) != torch.bfloat16:
         return _add_required_dims(net, x, weight, bias, add_layer)
 
