@@ -76,7 +76,7 @@ def find_operator(name: str) -> torch._ops.OpOverload[..., Argument] | None:
 
 
 def safe_function(target: Target) -> Argument:
-    """Return ``target``, or its safe version (bounded integers, zeros for uninitialized memory, any memory layout)."""
+    """Return ``target``, or a wrapper that avoids huge integers, uninitialized memory or errors for some strides."""
     return RUNS.get(target, target)
 
 

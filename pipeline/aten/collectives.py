@@ -37,7 +37,7 @@ def is_wait(node: torch.fx.Node) -> bool:
 
 
 def follows_previous_collective(node: torch.fx.Node) -> bool:
-    """Return whether a collective depends on the previous collective in its graph; also True for the first."""
+    """Return whether a collective depends, maybe indirectly, on the previous one of its graph (True for the first)."""
     before = None
     for each in node.graph.nodes:
         if each is node:

@@ -85,7 +85,7 @@ class DtypeViolation:
 
 
 def find_dtype_violations(node: torch.fx.Node) -> Iterator[DtypeViolation]:
-    """Yield the arguments whose dtype eager rejects, in any call or only because another argument's dtype differs."""
+    """Yield the arguments whose dtype eager rejects: unsupported, or different from another argument's dtype."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return
     name = node.target._schema.name.removeprefix("aten::")

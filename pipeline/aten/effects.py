@@ -103,7 +103,7 @@ def reason_to_refuse(target: object, libraries: Iterable[str] = ()) -> str:
 
 @cache
 def _reason_by_rules(op: OpOverload[..., Any]) -> str | None:
-    """Return why an operator's name, schema or kind forbids calls; "" if it allows them, None if undecided."""
+    """Return why a saved program may not call an operator; "" if it may, None if its schema and kind do not decide."""
     schema = op._schema
     if not torch._C._dispatch_has_kernel(op.name()):
         return "is TorchScript's own"

@@ -28,8 +28,8 @@ def _identity(value: Argument) -> Argument:
 @frozen(eq=False)
 class Step:
     """One call of a function by an `Interpreter`, which keeps values in numbered slots. ``takes``: the slots of the
-    positional arguments; ``constants``, ``keywords``: constant keyword arguments, and the slots of the others;
-    ``drops``: the slots to release afterwards; ``node``: the node's name ("" if the call builds a container)."""
+    positional arguments; ``constants``: keyword arguments with a fixed value; ``keywords``: (name, slot) of the other
+    keyword arguments; ``drops``: the slots to clear after the call; ``node``: the node's name ("": a container)."""
 
     call: Callable[..., Argument]
     takes: tuple[int, ...]
@@ -42,8 +42,8 @@ class Step:
 
 @frozen(eq=False)
 class Interpreter:
-    """A graph of operators that can be called with its placeholders' values, in order. Values are kept in slots: the
-    inputs first, then ``template`` (constants, and None for results). ``returned``: the slot of the graph's results."""
+    """A graph of operators as a function of its placeholders' values, in order. It keeps values in a list of slots:
+    inputs, then ``template`` (constants, and None for results). ``returned``: the slot whose value a call returns."""
 
     count: int
     template: tuple[Argument, ...]
@@ -53,7 +53,7 @@ class Interpreter:
 
     @_rows.default
     def _make_rows(self) -> tuple[tuple[Argument, ...], ...]:
-        """Return the steps as tuples, which Python reads faster than attributes."""
+        """Return the fields of each step as the tuple that `__call__` unpacks, which is faster than attributes."""
         return tuple((s.call, _slot_getter(s.takes), s.constants, s.keywords, s.result, s.drops) for s in self.steps)
 
     def __call__(self, *inputs: Leaf) -> Argument:
@@ -127,7 +127,7 @@ class Builder:
         return result
 
     def _slot_of(self, value: Argument) -> int:
-        """Return the slot of an argument; for a container with nodes, add a step that builds the container."""
+        """Return an argument's slot (index); add a `Step` that builds a list, dict or slice with nodes inside it."""
         if isinstance(value, torch.fx.Node):
             return self.places[value.name]
         nodes: list[torch.fx.Node] = []
@@ -146,7 +146,8 @@ class Builder:
 def make_interpreter(
     graph: torch.fx.Graph, attribute_at: Callable[[str], object], replace: ReplaceConstant = _identity
 ) -> Interpreter:
-    """Convert a graph; ``attribute_at`` maps a path to a tensor or nested interpreter. ``replace``: see `Builder`."""
+    """Return an `Interpreter` that runs a graph. ``attribute_at``: maps a path like ``layers.0.weight`` to a tensor, or
+    to a subgraph's `Interpreter`. ``replace``: maps constant arguments, such as devices, to others."""
     made = Builder((node.name for node in graph.nodes if node.op == "placeholder"), replace)
     for node in graph.nodes:
         if node.op == "get_attr":

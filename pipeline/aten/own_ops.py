@@ -114,6 +114,7 @@ def selective_scan(
 
 @selective_scan.register_fake
 def _fake_scan(input: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return empty tensors with the shapes of the results of `selective_scan`: the output and the last state."""
     return input.new_empty(input.shape), state.new_empty(state.shape)
 
 

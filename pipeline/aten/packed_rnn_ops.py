@@ -54,14 +54,15 @@ def _run_packed_layer(
 def _packed_layer_shapes(
     input: Tensor, lengths: Tensor, hx: Argument, params: Sequence[Tensor], *rest: Argument
 ) -> tuple[Tensor, ...]:
-    """Return meta tensors with the shapes of a packed layer's output and last states."""
+    """Return empty results of an operator in `LAYERS`: the output, then the last states. ``hx``: the initial state, or
+    a list of two for an LSTM; ``rest``: the schema's other arguments, the last of which is ``bidirectional``."""
     states = [hx] if isinstance(hx, Tensor) else hx
     output = input.new_empty((*input.shape[:-1], states[0].shape[-1] * (1 + rest[-1])))
     return (output, *map(torch.empty_like, states))
 
 
 def _define_padded_operator(layer: Target) -> Target:
-    """Define and return an operator that packs padded sequences, then runs ``layer``, such as ``aten.lstm.data``."""
+    """Define ``pipeline::packed_lstm`` for ``aten.lstm.data``, and so on: it packs padded rows and runs ``layer``."""
     name, two = layer._schema.name.removeprefix("aten::"), layer is aten.lstm.data
     schema = f"({GIVEN}, {'Tensor[]' if two else 'Tensor'} hx, {ARGUMENTS}) -> (Tensor, Tensor{', Tensor' * two})"
     run = partial(_run_packed_layer, layer)
@@ -94,6 +95,7 @@ def packed_rows(rows: Tensor, lengths: Tensor) -> Tensor:
 
 @packed_rows.register_fake
 def _fake_packed_rows(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Return an empty result of `packed_rows`. Its number of rows, the sum of ``lengths``, is a new symbol."""
     return rows.new_empty((torch.library.get_ctx().new_dynamic_size(), *rows.shape[2:]))
 
 

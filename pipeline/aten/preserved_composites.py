@@ -75,7 +75,7 @@ _library = torch.library.Library("pipeline", "DEF")
 
 
 def _define_stand_in(target: Target, shapes: Function) -> object:
-    """Define and return an operator like ``target`` that torch does not decompose; on meta tensors it is ``shapes``."""
+    """Define and return an operator that acts like ``target``, but traces as one call. ``shapes``: its meta kernel."""
     name = target._schema.name.removeprefix("aten::")
     _library.define(re.sub(r"^aten::\w+(\.\w+)?", name, str(target._schema)))
     _library.impl(name, shapes, "Meta")
@@ -91,5 +91,5 @@ _MEANT: Final = FrozenDict({stand_in: target for target, stand_in in STAND_INS.i
 
 
 def composite_of_stand_in(target: object) -> object:
-    """Return the composite operator that an operator in `STAND_INS` replaces; any other target unchanged."""
+    """Return the composite operator of the stand-in ``target`` (see `STAND_INS`); return any other target unchanged."""
     return _MEANT.get(target, target)

@@ -111,7 +111,8 @@ def is_packed(codes: Tensor, type: str) -> bool:
 
 
 def quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], reciprocal: bool = False) -> Tensor:
-    """Quantize ``input / scale``; with ``reciprocal`` it computes ``input * (1 / scale)``, which rounds differently."""
+    """Quantize ``input / scale``; with ``reciprocal``, ``input * (1 / scale)``, which rounds differently. ``type``: a
+    key of `TYPES`; ``block``: the number of elements along each dim that share a scale (-1: the whole dim)."""
     each = expand_blocks(scale, input.shape, block).float()
     each = torch.where(each == 0, 1.0, each)  # a scale of 0 (amax = 0): all values are 0
     return round_to_type(input.float() * (1 / each) if reciprocal else input.float() / each, type)
@@ -124,7 +125,7 @@ def dequantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int], dt
 
 
 def fake_quantize(input: Tensor, scale: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """Quantize and dequantize a tensor; the result has the tensor's own dtype."""
+    """Quantize and dequantize a tensor, with the parameters of `quantize`; the result has the tensor's own dtype."""
     return dequantize(quantize(input, scale, type, block, True), scale, type, block, input.dtype)
 
 
@@ -157,7 +158,7 @@ def block_scales(block_maxima: Tensor, scale: Tensor | None, type: str) -> Tenso
 
 
 def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int]) -> Tensor:
-    """Subtract zero points from quantized values and return int8; raise a ValueError if a result is out of range."""
+    """Subtract zero points from quantized values (to int8; ValueError if out of range); parameters: see `quantize`."""
     result = input.to(torch.int32) - expand_blocks(zero_point.to(torch.int32), input.shape, block)
     kind = TYPES[type]
     if bool(((result < kind.low) | (result > kind.high)).any()):
@@ -166,6 +167,7 @@ def centered(input: Tensor, zero_point: Tensor, type: str, block: Sequence[int])
 
 
 def _quantize_fake(input: Tensor, scale: Tensor, type: str, *_: Argument) -> Tensor:
+    """Return an empty result of `quantize`: in the shape of ``input`` and the dtype that stores values of ``type``."""
     return torch.empty_like(input, dtype=TYPES[type].codes)
 
 
@@ -177,10 +179,12 @@ def _dequantize_fake(input: Tensor, scale: Tensor, type: str, block: Sequence[in
 
 
 def _pack_fake(input: Tensor, type: str) -> Tensor:
+    """Return an empty result of `pack`: bytes, half as many along the last dim as there are 4-bit values."""
     return input.new_empty([*input.shape[:-1], input.shape[-1] // 2], dtype=torch.uint8)
 
 
 def _block_codes_fake(input: Tensor, scale: Tensor | None, type: str, size: int) -> tuple[Tensor, Tensor]:
+    """Return empty results of `block_codes`: quantized values, and a scale per ``size`` values along the last dim."""
     kind = torch.float8_e8m0fnu if scale is None else torch.float8_e4m3fn
     scales = input.new_empty([*input.shape[:-1], input.shape[-1] // size], dtype=kind)
     return torch.empty_like(input, dtype=TYPES[type].codes), scales
@@ -191,6 +195,7 @@ def _fake_like_input(input: Tensor, *_: Argument) -> Tensor:
 
 
 def _centered_fake(input: Tensor, *_: Argument) -> Tensor:
+    """Return an empty result of `centered`: int8, in the shape of ``input``."""
     return torch.empty_like(input, dtype=torch.int8)
 
 

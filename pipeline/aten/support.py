@@ -24,7 +24,7 @@ class ConverterPriority(enum.Enum):
 
 
 class CallingConvention(enum.Enum):
-    """A converter's parameters: `(ctx, target, args, kwargs, name)` for CTX, with the network as `ctx` for LEGACY."""
+    """A converter's arguments are `(ctx, target, args, kwargs, name)`; `ctx` is a context (CTX) or network (LEGACY)."""
 
     CTX = "ctx"
     LEGACY = "legacy"

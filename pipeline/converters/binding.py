@@ -66,7 +66,7 @@ def converts(
 
 def _adapt_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -> Converter:
     """Convert a function with named arguments to a converter, which is called with `(ctx, target, args, kwargs, name)`.
-    `rows`: by operator, the values that the function receives after the `Net`."""
+    The function receives a `Net`, the values ``rows[target]``, and the operator's arguments by name."""
     known = {target: _argument_positions(function, target, len(row)) for target, row in rows.items()}
 
     @wraps(function)
@@ -81,7 +81,7 @@ def _adapt_signature(function: Converter, rows: Mapping[Any, tuple[Any, ...]]) -
 
 
 def _argument_positions(function: Converter, target: Any, row_length: int) -> Places:
-    """Return (name, argument index) per parameter after `Net` and `row_length` others, or that it takes `*operands`."""
+    """Return `Places` for the parameters after `Net` and the ``row_length`` parameters that a table's row fills."""
     parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return (), True
@@ -111,11 +111,11 @@ def cast_to_result(net: Net, x: ITensor) -> ITensor:
 
 
 def rows_by_operator(table: Mapping[tuple[Any, ...], Iterable[Target]]) -> dict[Target, tuple[Any, ...]]:
-    """Invert a table from rows to their operators: return a table from each operator to its row."""
+    """Return the key under which the table lists each operator: {(f, "MAX"): [op]} becomes {op: (f, "MAX")}."""
     return {target: row for row, targets in table.items() for target in targets}
 
 
 def call_block(net: Net, block_and_arguments: Sequence[Any], operands: Sequence[Value]) -> ITensor:
-    """Return `block(net, *arguments, *operands)` for the tuple (block, *arguments), cast to the node's result dtype."""
+    """Return ``block(net, *arguments, *operands)``, a building block's result, in the result dtype of `net.node`."""
     block, *operation = block_and_arguments
     return cast_to_result(net, block(net, *operation, *operands))

@@ -48,7 +48,7 @@ def check_collective(node: Node, settings: CompilationSettings) -> bool | Reject
 
 
 def _check_limits_of_layer(node: Node) -> bool | Rejection:
-    """Check a collective's dtype, reduction and rank, and that only one wait_tensor reads its result."""
+    """Return a `Rejection` if TensorRT's layer lacks the dtype, reduction or rank, or no wait_tensor alone reads it."""
     given, *others = bind(node.target, node.args, node.kwargs)
     value, reduction = given.meta["val"], "sum" if node.target is ALL_GATHER else str(others[0]).lower()
     if value.dtype not in DTYPES:
@@ -76,10 +76,10 @@ def check_wait(node: Node, settings: CompilationSettings) -> bool | Rejection:
 def collective(
     net: Net, operation: str, input: Value, group_name: str, reduce_op: str = "", group_size: int | None = None
 ) -> ITensor:
-    """all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor;
-    reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor
+    """all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor (``operation`` ALL_REDUCE);
+    reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor (REDUCE_SCATTER)
 
-    The layer lists no ranks: an engine gets its group's communicator at run time, so all ranks' engines are equal.
+    TensorRT's layer has no ranks: an engine gets its group's communicator at run time; all ranks' engines are equal.
     """
     reduction = REDUCTIONS[reduce_op.lower()] if reduce_op else "NONE"
     kinds = trt.CollectiveOperation.__members__[operation], trt.ReduceOperation.__members__[reduction]

@@ -75,7 +75,7 @@ def multilabel_margin_loss(self: Tensor, target: Tensor, reduction: int = MEAN) 
 @register_torch_trt_decomposition(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss_forward(self: Tensor, target: Tensor, reduction: int) -> tuple[Argument, Tensor]:
     """multilabel_margin_loss_forward(Tensor self, Tensor target, int reduction) -> (Tensor output, Tensor is_target).
-    A row's labels end before the first negative label. torch 2.13 wrongly adds margins of label 0 after that."""
+    Labels of a row after its first negative one are ignored; torch 2.13 wrongly adds margins of label 0 for them."""
     scores, labels = torch.atleast_2d(self), torch.atleast_2d(target)
     classes = scores.shape[-1]
     place = torch.arange(classes, device=self.device)

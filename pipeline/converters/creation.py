@@ -73,7 +73,7 @@ def scalar_tensor(net: Net, s: float) -> ITensor:
 
 @converts(aten.arange.start_step, aten.arange.start, aten.arange.default)
 def arange(net: Net, start: Size = 0, step: Size = 1) -> ITensor:
-    """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, ScalarType? dtype=None, …) -> Tensor"""
+    """arange.start_step(Scalar start, Scalar end, Scalar step=1, *, …) -> Tensor. The length is the fake result's."""
     (length,) = result_sizes(net)
     return shape.arange(net, start, step, length, fake_result(net).dtype)
 

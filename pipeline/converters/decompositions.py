@@ -97,7 +97,7 @@ def _functional_overloads(key: object) -> tuple[Op, ...]:
 def select_decompositions(
     decompositions: DecompositionTable, enabled: Iterable[Any] | None, disabled: Iterable[Any] | None
 ) -> tuple[DecompositionTable, frozenset[Op]]:
-    """Add torch's decompositions that the user enables to a table; also return the operators that the user disables.
+    """Return (the table plus torch's decompositions of operators in ``enabled``, the operators in ``disabled``).
 
     Raises:
         ValueError: an operator is enabled and disabled, or enabled though torch has no decomposition of it.
@@ -217,6 +217,6 @@ torch_enabled_decompositions: Final = (_CORE | _decomposed_by_torch(NOT_CORE)) -
 
 
 def get_decompositions(table: DecompositionTable) -> Mapping[Op, Decomposition]:
-    """Return a table's decompositions, with torch's enabled decompositions for operators that are not in the table."""
+    """Return the decompositions in ``table``; for other operators in `torch_enabled_decompositions`, torch's."""
     torchs = {op: torch._decomp.decomposition_table[op] for op in sorted(torch_enabled_decompositions, key=str)}
     return FrozenDict({**torchs, **table})

@@ -205,14 +205,14 @@ def _window_mask(query: Tensor, key: Tensor, query_offset: Any, left: int | None
 
 
 def _apply_window_to_bias(query: Tensor, bias: Tensor | None, window: Tensor | None) -> Tensor | None:
-    """Set the bias to -inf (a bool mask to False) where ``window`` is False; if one is None, return the other."""
+    """Return ``bias``, -inf or False where ``window`` is False (in the query's dtype); if one is None, the other."""
     if bias is None or window is None:
         return window if bias is None else bias
     return bias & window if bias.dtype == torch.bool else torch.where(window, bias, -math.inf).to(query.dtype)
 
 
 def _window_mask_to_last_key(query: Tensor, key: Tensor, left: int | None, right: int | None) -> Tensor:
-    """Return the mask of `_window_mask`, with the last query at the position of the last key."""
+    """Return a mask: a query sees ``left`` keys before and ``right`` after it; the last query is at the last key."""
     return _window_mask(query, key, key.shape[-2] - query.shape[-2], left, right)
 
 
@@ -245,7 +245,7 @@ def _like_efficient_kernel(
     scale: float | None,
     compute_log_sumexp: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return attention and log-sum-exp like the memory-efficient kernel, the latter for a multiple of 32 queries."""
+    """Return attention, and log-sum-exp padded (as by the kernel) with inf to a multiple of 32 queries, or empty."""
     result, sums = _attention_and_logsumexp(query, key, value, bias, causal, scale)
     if not compute_log_sumexp:
         return result, sums[..., :0]
@@ -254,6 +254,7 @@ def _like_efficient_kernel(
 
 
 def _decompose_efficient_attention(attn_bias: Opt, is_causal: bool, **arguments: Any) -> tuple[Tensor | None, ...]:
+    """Decompose ``aten._scaled_dot_product_efficient_attention``; there is no random seed or offset, hence None."""
     return *_like_efficient_kernel(bias=attn_bias, causal=is_causal, **arguments), None, None
 
 
@@ -267,6 +268,7 @@ def _decompose_overrideable_attention(
 
 
 def _decompose_cudnn_attention(**arguments: Any) -> Any:
+    """Decompose ``aten._scaled_dot_product_cudnn_attention``, whose log-sum-exp has a last dim of size 1."""
     result, sums, *sizes = _decompose_overrideable_attention(**arguments)
     return result, sums[..., None], *sizes
 
@@ -303,6 +305,7 @@ def _decompose_efficient_forward(
     scale: float | None,
     **other_arguments: Any,
 ) -> Any:
+    """Decompose ``aten._efficient_attention_forward``; return NotImplemented if it has arguments outside `IGNORED`."""
     if any(other_arguments[name] is not None for name in other_arguments.keys() - IGNORED):
         return NotImplemented
     query, key, value = _move_heads_first(query, key, value)

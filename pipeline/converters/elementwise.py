@@ -58,8 +58,8 @@ INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def wrap_to_uint8(net: Net, operands: Sequence[Value]) -> Sequence[Value]:
-    """Wrap numbers and 0-d integers to uint8 if the node combines them with uint8 tensors: -3 becomes 253. Networks
-    represent uint8 as int32, so the graph's node must show which tensors are uint8."""
+    """Return the operands of the node `net.node`; if it combines them with uint8 tensors, wrap numbers and 0-d integers
+    to uint8: -3 becomes 253. Networks represent uint8 as int32, so only the node shows which tensors are uint8."""
     node = net.node
     inputs = (n.meta["val"] for n in node.all_input_nodes)
     if not any(isinstance(v, torch.Tensor) and v.dtype == torch.uint8 for v in inputs):
@@ -80,7 +80,7 @@ def wrap_to_uint8(net: Net, operands: Sequence[Value]) -> Sequence[Value]:
 
 @converts(rows_by_operator(TABLE), rows_by_operator(SHIFTS))
 def binary(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Convert an elementwise operator by its function and arguments in the tables `TABLE` and `SHIFTS`."""
+    """Convert an operator by its key in `TABLE` or `SHIFTS`, such as ``(compare, "LESS")``, see `call_block`."""
     return call_block(net, block_and_arguments, wrap_to_uint8(net, operands))
 
 
@@ -105,7 +105,7 @@ BITWISE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
 
 
 def check_bitwise(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The rank must be at most 7: 4-bit digits of integers need a new dim (8 for bools or ``x & 2**k - 1``)."""
+    """The rank must be at most 7, since integers are split along a new dim; 8 for bools and ``x & 2**k - 1``."""
     value = node.meta["val"]
     if value.dtype == torch.bool or value.dim() < 8 or elementwise_bits.is_low_mask(node.args[1]):
         return True
@@ -114,5 +114,5 @@ def check_bitwise(node: torch.fx.Node, settings: CompilationSettings) -> bool | 
 
 @converts(rows_by_operator(BITWISE), validator=check_bitwise)
 def bitwise(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
-    """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor; also or, xor (by ``block_and_arguments``)"""
+    """bitwise_and.Tensor(Tensor self, Tensor other) -> Tensor; also or, xor: the tuple is the key in `BITWISE`."""
     return call_block(net, block_and_arguments, operands)

@@ -46,7 +46,7 @@ def size(net: Net) -> Any:
 
 
 def _check_condition(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The condition must be known at compile time, since engines have no Python bools."""
+    """The result of a comparison of sizes must be known at compile time, since engines have no Python bools."""
     reason = f"{node.name} is a Python bool of dynamic sizes, which engines do not support"
     return isinstance(node.meta.get("val"), bool) or Rejection(reason)
 

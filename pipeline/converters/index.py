@@ -35,7 +35,7 @@ def embedding(net: Net, weight: Value, indices: Value) -> ITensor:
 
 
 def _check_embedding_bag(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Only the first result may be read; bags times indices times columns must be at most 2**31 - 1."""
+    """Only embedding_bag's first result may be read; bags times indices times columns must be at most 2**31 - 1."""
     for user in node.users:
         if user.target is not operator.getitem or user.args[1] != 0:
             return Rejection(f"{user.name} reads an output for gradients, and an engine computes only the bags")
@@ -91,8 +91,8 @@ def _indexes_by_mask(node: torch.fx.Node) -> bool:
 
 @converts(aten.index.Tensor, validator=_check_indices)
 def index(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
-    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end. The
-    fake result has the number of elements that a mask selects."""
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor. Negative indices count from the end. A mask (bool tensor)
+    must select as many elements as the node's fake result has."""
     x = base.tensor(net, input)
     if _indexes_by_mask(net.node):
         [(dim, _)] = _index_tensors(net.node)

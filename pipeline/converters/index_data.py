@@ -55,7 +55,7 @@ def nonzero_numpy(net: Net, *operands: Value) -> list[Any]:
 
 @converts(aten.index.Tensor, validator=check_nonzero, requires_output_allocator=True)
 def index_by_mask(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
-    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor, for masks: gather at their true elements."""
+    """index.Tensor(Tensor self, Tensor?[] indices) -> Tensor; a mask becomes the coordinates of its true elements."""
     given: list[Any] = []
     for each, node in zip(indices, argument(net.node, "indices"), strict=True):
         if each is None or node.meta["val"].dtype not in MASKS:

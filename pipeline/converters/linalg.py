@@ -21,6 +21,7 @@ LARGEST: Final = 8
 
 
 def _is_too_large_to_decompose(matrix: Tensor) -> bool:
+    """Return whether the number of rows is symbolic, 0 or above `LARGEST`: the operator then runs in PyTorch."""
     return not isinstance(matrix.shape[-1], int) or not 0 < matrix.shape[-1] <= LARGEST
 
 
@@ -35,7 +36,7 @@ def _pivot_row_mask(column: Tensor, is_unused: Tensor) -> Tensor:
 def _eliminate_by_gauss_jordan(a: Tensor, b: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Run Gauss-Jordan elimination with partial pivoting, without swapping rows.
 
-    Return the pivots [..., n]; for each pivot, a mask of its row [..., n, n, 1]; and the solution of ``a @ x == b``.
+    Return the pivots [..., n]; their rows as a mask [..., pivot, row, 1]; and x with ``a @ x == b`` (None without b).
     """
     rest = a if b is None else torch.cat([a, b], -1)
     free = torch.ones_like(a[..., :1], dtype=torch.bool)
@@ -64,7 +65,7 @@ def _permutation_sign(row_masks: Tensor) -> Tensor:
 
 
 def _first_failed_step(has_failed: Tensor) -> Tensor:
-    """Return the number of the first elimination step that fails, counted from 1; 0 if no step fails."""
+    """Return the position, from 1, of the first True in the last dim (an entry per elimination step); 0 if none."""
     steps = torch.arange(1, has_failed.shape[-1] + 1, device=has_failed.device)
     first = torch.where(has_failed, steps, has_failed.shape[-1] + 1).amin(-1)
     return torch.where(first > has_failed.shape[-1], 0, first).to(torch.int32)

@@ -154,6 +154,7 @@ class BoundRegistry(Lookup):
 
     @candidates.default
     def _default_candidates(self) -> Candidates:
+        """Return the registry's converter declarations for each target, in the order in which they are tried."""
         return self.registry.candidates
 
     def __repr__(self) -> str:
@@ -161,6 +162,7 @@ class BoundRegistry(Lookup):
 
 
 def _make_choice(candidate: Declaration) -> Choice:
+    """Return the `Choice` of a declared converter: its support, calling convention and priority."""
     return Choice(candidate.support, candidate.convention, candidate.priority)
 
 
@@ -238,7 +240,7 @@ def _accepts_settings(validator: object) -> bool:
 
 @lru_cache
 def _log_once(text: str) -> None:
-    """Log a validator's failure once per process: if another converter accepts the node, nothing else reports it."""
+    """Log, once per process, that a validator failed. Nothing else reports it if another converter accepts the node."""
     log.warning("%s", text)
 
 
@@ -259,6 +261,7 @@ def describe_symbolic_dims(args: Any, kwargs: Any, result: Any) -> Iterator[str]
 
 
 def _describe_symbolic_sizes(value: Any, value_name: str) -> Iterator[str]:
+    """Yield a text such as "dim 0 of x is s0" for each symbolic number or dim in a value, for an error message."""
     for leaf in _flatten_containers(value):
         if isinstance(leaf, _SYMBOLIC):
             yield f"{value_name} is {leaf}"
@@ -269,6 +272,7 @@ def _describe_symbolic_sizes(value: Any, value_name: str) -> Iterator[str]:
 
 
 def _flatten_containers(value: Any) -> Iterator[Any]:
+    """Yield the leaves of nested lists, tuples, slices and mappings (values only); other values as they are."""
     if isinstance(value, Mapping):
         value = [*value.values()]
     elif isinstance(value, slice):

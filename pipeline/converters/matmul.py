@@ -79,7 +79,7 @@ Letters: TypeAlias = tuple[str, ...]
 def einsum(equation: str, tensors: Sequence[Tensor], *, path: Any = None) -> Any:
     """einsum(str equation, Tensor[] tensors, *, int[]? path=None) -> Tensor
 
-    Other equations are left to torch: of one or more than two tensors, with a repeated letter, or that broadcast dims.
+    Decompose to a matmul if there are two tensors, no repeated letter and no broadcast dim; else leave it to torch.
     """
     read = _parse_equation(equation, [tensor.dim() for tensor in tensors])
     if read is None:

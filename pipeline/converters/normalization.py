@@ -151,7 +151,7 @@ def native_batch_norm(
 
 
 def _saved_statistics(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the statistics that a batch norm returns in evaluation: empty on the CPU, the running ones on a GPU."""
+    """Return a batch norm's saved mean and 1 / deviation in evaluation: empty on the CPU, the running ones on a GPU."""
     if x.device.type == "cpu":
         return x.new_zeros((0,)), x.new_zeros((0,))
     dtype = torch.promote_types(x.dtype, torch.float32)

@@ -91,7 +91,7 @@ def _check_max_pool(node: torch.fx.Node, settings: CompilationSettings) -> bool 
 
 @converts(MAX, validator=_check_max_pool)
 def max_pool(net: Net, rank: int, input: Value) -> ITensor:
-    """max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], …) -> Tensor; also for 1 and 3 dims (``rank``)"""
+    """max_pool2d(Tensor self, int[2] kernel_size, …) -> Tensor; also 1d, 3d (``rank``). `net.node` has the windows."""
     windows, x = _pool_windows(net.node, rank), base.tensor(net, input)
     if indices_are_read(net.node):
         return gather_argmax(net, x, windows.positions(), [s or 0 for s in windows.sizes])
@@ -169,7 +169,7 @@ def check_pooled_dims(node: torch.fx.Node, settings: CompilationSettings) -> boo
 
 
 def _windows_per_dim(input_sizes: Sequence[Any], result_sizes: Sequence[Any]) -> list[Any]:
-    """Return, for each dim, the input positions of its windows, in a row each; None for a dim that keeps its size."""
+    """Return the matrix of `adaptive_positions` for each dim; None for a dim that keeps its size."""
     return [None if b == a else adaptive_positions(b, a) for b, a in zip(input_sizes, result_sizes, strict=True)]
 
 
@@ -191,7 +191,7 @@ def _equal_windows(input_sizes: Sequence[Any], result_sizes: Sequence[Any]) -> W
 
 
 def _reduce_whole_dims(net: Net, x: ITensor, operation: trt.ReduceOperation, sizes: Sizes) -> ITensor:
-    """Reduce the dims whose input and result sizes (``sizes``) differ; a single window must cover each of them."""
+    """Reduce each dim whose size changes by one window. ``sizes``: those of the input and of the result, in a pair."""
     first = base.rank(x) - len(sizes[0])
     dims = [first + i for i, (b, a) in enumerate(zip(*sizes, strict=True)) if b != a]
     if not dims:

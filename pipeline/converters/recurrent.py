@@ -99,5 +99,5 @@ def packed_recurrent(
 )
 def convert_by_block(net: Net, building_block: Callable[..., Value], *operands: Value) -> Value:
     """pipeline::selective_scan(Tensor input, Tensor step, Tensor a, Tensor b, Tensor c, Tensor state)
-    -> (Tensor, Tensor). The building block takes the operator's arguments unchanged."""
+    -> (Tensor, Tensor); also other operators whose arguments their building block takes unchanged."""
     return building_block(net, *operands)

@@ -73,7 +73,7 @@ def var_or_std(
     keepdim: bool = False,
 ) -> ITensor | tuple[ITensor, ...]:
     """var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor;
-    var.dim(Tensor self, int[1]? dim, bool unbiased=True, …) -> Tensor; also std, std_mean … (``result_names``)"""
+    var.dim(Tensor self, int[1]? dim, …) -> Tensor; also std_mean (``result_names``: ("deviation", "mean")), std …"""
     correction = float(unbiased) if correction is None else correction
     variance, mean = reduce.variance_and_mean(net, input, dim, correction, keepdim)
     spread = base.unary(net, "SQRT", variance) if "deviation" in result_names else variance
@@ -91,7 +91,7 @@ def linalg_vector_norm(net: Net, input: Value, ord: float, dim: Sequence[int] | 
     {aten.logsumexp.default: (reduce.log_sum_exp,), aten.logcumsumexp.default: (reduce_scan.cumulative_log_sum_exp,)}
 )
 def logsumexp(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
-    """logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor; also logcumsumexp (``block_and_arguments``)"""
+    """logsumexp(Tensor self, int[1] dim, …) -> Tensor; also logcumsumexp (``block_and_arguments``: see `call_block`)"""
     return call_block(net, block_and_arguments, operands)
 
 
@@ -108,7 +108,7 @@ def cummax_or_cummin(net: Net, largest: bool, input: Value, dim: int) -> tuple[I
 
 
 def check_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """The range must be given: with the range of the data, the bins would differ from call to call."""
+    """histc's ``min`` must be below ``max``: equal ones mean the data's range, so bins would change with each call."""
     low, high = argument(node, "min"), argument(node, "max")
     if not argument(node, "self").meta["val"].is_floating_point():
         low, high = int(low), int(high)

@@ -50,7 +50,7 @@ def scatter(net: Net, input: Value, dim: int, index: Value, src: Value = None, v
 
 
 def check_comparison_size(*sizes: Any) -> bool | Rejection:
-    """Return a rejection if comparing each index with each position needs more elements, prod(sizes), than `MOST`."""
+    """Return a `Rejection` if a comparison of all indices with all positions, of shape ``sizes``, exceeds `MOST`."""
     count = math.prod(sizes) if all(isinstance(s, int) for s in sizes) else 0
     if count <= MOST:
         return True
@@ -61,7 +61,7 @@ def check_comparison_size(*sizes: Any) -> bool | Rejection:
 
 
 def _check_scatter_reduce(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
-    """Positions times indices must be at most 2**31 - 1, since all pairs are compared, and the rank at most 7."""
+    """The number of positions times indices (all are compared) must be at most 2**31 - 1, the rank at most 7."""
     x, index = argument(node, "self").meta["val"], argument(node, "index").meta["val"]
     if x.dim() > 7:
         return Rejection("the reduction needs a tensor of rank 9, and TensorRT supports rank 8", "flatten two dims")

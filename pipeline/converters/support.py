@@ -57,6 +57,7 @@ def support_table(registry: Lookup) -> tuple[SupportRow, ...]:
 
 
 def _make_support_row(target: Target, declarations: tuple[Declaration, ...]) -> SupportRow:
+    """Return an operator's row in the table of supported operators: its converters and their limits."""
     supports = [declaration.support for declaration in declarations]
     limits = dict.fromkeys(validator_summary(s.capability_validator) for s in supports if s.capability_validator)
     return SupportRow(

@@ -23,10 +23,10 @@ BUILT_IN: Final = frozenset(DYNAMO_CONVERTERS.declarations())
 
 @frozen(eq=False, slots=False)
 class UserRegistrations:
-    """The converters and decompositions that the user registered, under given settings.
+    """The converters and decompositions that the user registered; ``lookup`` has the compilation settings.
 
-    Users' validators are called only in the stage `validate`, where the graph is complete. Earlier stages count a call
-    as accepted if a user's converter may accept it.
+    Users' validators are called only in the stage `validate`, where the graph is complete. For earlier stages, a user's
+    converter accepts each call of its operator, except dynamic sizes that it does not support.
     """
 
     lookup: BoundRegistry = field(repr=False)
@@ -37,7 +37,7 @@ class UserRegistrations:
     def of(
         cls, registry: ConverterRegistry, decompositions: DecompositionTable, settings: CompilationSettings
     ) -> UserRegistrations:
-        """Collect the converters and decompositions of a registry and a table that are not this package's own."""
+        """Return the user's converters in ``registry`` and decompositions: those that this package does not have."""
         added = () if registry is DYNAMO_CONVERTERS else registry.declarations()
         users = tuple(declaration for declaration in added if declaration not in BUILT_IN)
         return cls(registry.bind(settings), decompositions, users)
@@ -56,11 +56,11 @@ class UserRegistrations:
 
     @cached_property
     def claimed_targets(self) -> frozenset[Target]:
-        """Operators with a user's HIGH converter or decomposition: composites that contain one are decomposed."""
+        """Operators with a converter (HIGH) or decomposition of the user; composites that call them are decomposed."""
         return frozenset(self.high_priority) | self.decomposed_operators
 
     def may_convert(self, target: Any, args: Any, kwargs: Any, result: Any) -> bool:
-        """Return whether a user's HIGH converter may accept a call, so that the call must not be decomposed."""
+        """Return whether a user's HIGH-priority converter may accept a call (with this result): do not decompose it."""
         return any(
             reject_dynamic_sizes(d.support, self.lookup.settings, args, kwargs, result) is None
             for d in self.high_priority.get(target, ())
@@ -82,11 +82,11 @@ class UserRegistrations:
         return self.accepts(node, lambda declaration: declaration.support.capability_validator is None)
 
     def accepts_without_users(self, node: Node) -> bool:
-        """Return whether a converter of this package accepts a node."""
+        """Return whether a converter of this package accepts a node; the user's converters are ignored."""
         return self.accepts(node, lambda declaration: False)
 
     def _accepts(self, declaration: Declaration, node: Node, selects: Callable[[Declaration], bool]) -> bool:
-        """Return whether a converter accepts a node. A user's validator is not called: ``selects`` decides instead."""
+        """Return whether a converter accepts a node; for a user's, ``selects(declaration)`` replaces the validator."""
         support, settings = declaration.support, self.lookup.settings
         if declaration in BUILT_IN:
             return find_rejection(support, node, settings) is None

@@ -43,6 +43,7 @@ def relu(net: Net, x: Value) -> ITensor:
 
 
 def _add_barrier_after_matmul_if_marked(net: Net, x: ITensor) -> ITensor:
+    """Return ``x``; if a `Mark` says that fusing its matmul with this activation loses the bias, separate them."""
     return separate_from_matmul(net, x) if is_marked(net, "biases-of-matmuls") else x
 
 

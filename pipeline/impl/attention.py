@@ -60,7 +60,7 @@ def fused_attention(
 
 
 def _pad_to_kernel_shape(net: Net, x: ITensor, width: int | None) -> ITensor:
-    """Add leading dims up to rank 4, and pad the head dim with zeros to the fused kernel's ``width``."""
+    """Add leading dims up to rank 4, and pad the head dim with zeros to ``width`` elements (None: leave it)."""
     x = _raise_to_rank_4(net, x)
     return x if width in (None, base.dims(x)[-1]) else strided_slice(net, x, [3], [0], [width], mode="FILL")
 
@@ -124,9 +124,9 @@ def _attention_weights(net: Net, scores: ITensor, mask: ITensor | None, dtype: t
 def _weighted_sum(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -> ITensor:
     """Multiply attention weights and values, inside the fused attention kernel.
 
-    With float16 and a mask, the product is expressed as a float32 matmul and a cast, which TensorRT-RTX runs in float16
-    with float32 accumulation. Else the kernel would accumulate in float16 and round after every 32 keys, even masked
-    ones (`masked-attention-sums`). A single query is computed by another kernel, which does not have this bug.
+    With float16 and a mask, this adds a float32 matmul and a cast to float16. TensorRT-RTX fuses both to a float16
+    kernel that accumulates in float32. For a float16 matmul, it would accumulate in float16 and round after every 32
+    keys, even masked ones (`masked-attention-sums`). A single query uses another kernel, without this bug.
     """
     widened = masked and base.dtype_of(value) == torch.float16 and is_avoided("masked-attention-sums")
     if not widened or 0 in base.dims(weights) or base.dims(weights)[-2] == 1:
@@ -204,10 +204,10 @@ def _unfused_grouped_attention(
 
 @block
 def duplicate_single_query(net: Net, query: ITensor) -> tuple[ITensor, bool]:
-    """Duplicate a single query if the batch size is above 1; return the result, and whether it was duplicated.
+    """Repeat a single query if the batch size is above 1. Return the queries, and whether there are two now.
 
-    TensorRT-RTX's kernel for a single query, `_gemv_mha`, expects all keys of one batch element before those of the
-    next. RTX 1.4 and 1.6 may interleave them, so that the kernel reads a wrong element's keys (`lone-queries`).
+    TensorRT-RTX's kernel for a single query, `_gemv_mha`, reads a batch element's keys from successive memory. RTX 1.4
+    and 1.6 may interleave the elements, so that it reads wrong keys (`lone-queries`). Two queries use another kernel.
     """
     sizes = base.dims(query)
     batches = sizes[:-3] if len(sizes) > 3 else sizes[:-2]
@@ -261,8 +261,8 @@ def float32_attention(
 
 
 def _scale_query(net: Net, query: ITensor, scale: float) -> ITensor:
-    """Multiply the query by a scale and round it to its dtype. This is done even for a power of two: if RTX 1.4 fuses
-    the scale, it drops masks that the kernel computes (causal masks)."""
+    """Return ``query * scale``, computed in float32 and rounded to the query's dtype. Even an exact product (by a power
+    of two) is rounded: if RTX 1.4 fuses the scale with the attention, it ignores a causal mask."""
     if scale == 1:
         return query
     wide = base.cast(net, query, torch.float32)
@@ -274,8 +274,8 @@ def _scale_query(net: Net, query: ITensor, scale: float) -> ITensor:
 def _repeat_heads(net: Net, x: ITensor, heads: Size) -> ITensor:
     """Repeat each head of keys or values so that there are ``heads`` heads; the copies of a head are adjacent.
 
-    A single head of batch 1 is expanded, since RTX 1.4 may fail to build a reshape after a cache update. For larger
-    batches this would need more kernels.
+    A single head of batch 1 is expanded without a reshape, which RTX 1.4 may fail to build after a cache update. For
+    larger batches an expansion would need more kernels.
     """
     rank, own = base.rank(x), _number_of_heads(net, x)
     if own == heads:

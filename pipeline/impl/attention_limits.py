@@ -75,7 +75,7 @@ PADDED_HEAD = 16
 
 
 def pad_case(case: AttentionCase) -> AttentionCase:
-    """Return the case as the fused kernel receives it: of rank 4, with head dims padded to a common size."""
+    """Return the attention as the fused kernel gets it: of rank 4, with query, key and value padded to one head dim."""
     if not all(2 <= len(shape) <= 4 for shape in (case.query, case.key, case.value)):
         return case
     if case.mask is not None and len(case.mask) > len(case.query):
@@ -93,6 +93,7 @@ def padded_head_dim(query_head_dim: Any, value_head_dim: Any) -> int | None:
 
 
 def _padded_operand_shape(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
+    """Return a shape of rank 4: leading ones are added, and the last size (head dim) becomes ``width`` if not None."""
     *leading, length, head = shape
     return (*leading, *(1,) * (2 - len(leading)), length, head if width is None else width)
 

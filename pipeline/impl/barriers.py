@@ -22,7 +22,7 @@ from pipeline.trt import trt
 
 @block
 def converted_arguments(net: Net, node: torch.fx.Node, convert: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
-    """Return a node's converted args and kwargs; inputs that an "expanded" `Mark` names are expanded to its shape."""
+    """Return a node's converted args and kwargs; inputs in "expanded" `Mark`s get the shape of the node's result."""
     names = {name for mark in net.ctx.marks.of_node(node.name, "expanded") for name in mark.names}
     wide = {x: _expand_input(net, convert(x), x, node) for x in node.all_input_nodes if x.name in names}
     found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else convert(x))
@@ -49,13 +49,13 @@ def flat_barrier(net: Net, x: ITensor, quirk: str) -> ITensor:
 
 @network_query
 def is_marked(net: Net, quirk: str, input_name: str = "") -> bool:
-    """Return whether a `Mark` tells the node's converter to avoid the bug ``quirk`` (at the input ``input_name``)."""
+    """Return whether a `Mark` tells the current node's converter to avoid ``quirk`` (at ``input_name``, if given)."""
     marks = net.ctx.marks.of_node(net.ctx.node.name, "converter") if net.ctx.node is not None else []
     return any(mark.quirk == quirk and (not input_name or input_name in mark.names) for mark in marks)
 
 
 def _expand_input(net: Net, value: Value, input: torch.fx.Node, reader: torch.fx.Node) -> Value:
-    """Expand a node's input to the shape of the node's result; leave constants unchanged."""
+    """Expand ``value``, the converted ``input`` of ``reader``, to the shape of the reader's result, unless constant."""
     if not isinstance(value, trt.ITensor):
         return value
     sizes = sizes_for_expand(shape_of(input.meta["val"]), shape_of(reader.meta["val"]))

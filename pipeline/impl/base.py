@@ -217,7 +217,7 @@ def known_sizes(net: Net, x: Value) -> list[Size]:
 
 @network_query
 def with_sizes(net: Net, x: ITensor, sizes: Sequence[Size | None]) -> ITensor:
-    """Record the sizes of a tensor if all are ints or ``SymbolicInt``s; return the tensor."""
+    """Return a tensor, and record its sizes for `known_sizes` if all of them are ints or ``SymbolicInt``s."""
     if all(isinstance(s, (int, SymbolicInt)) for s in sizes):
         net.ctx.record_shape(x, tuple(s.expr if isinstance(s, SymbolicInt) else s for s in sizes))
     return x
@@ -233,6 +233,7 @@ def _shape_of(net: Net, x: ITensor) -> ITensor:
 
 
 def _slice_size_from_shape(net: Net, shape: ITensor, dim: int) -> ITensor:
+    """Return the size of ``dim``, a tensor [1], from ``shape``, which contains the sizes of all dims."""
     return net.add("slice", shape, (dim,), (1,), (1,)).get_output(0)
 
 
@@ -309,7 +310,7 @@ def unary(net: Net, operation: str, x: ITensor) -> ITensor:
 
 @block
 def reshape(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
-    """Reshape a tensor; one size may be -1. Layers compute a dynamic size only if TensorRT cannot copy or infer it."""
+    """Reshape a tensor; one size may be -1. For a dynamic size that TensorRT cannot copy or infer, layers are added."""
     known = known_sizes(net, x)
     if None not in known and list(shape) == known:
         return x

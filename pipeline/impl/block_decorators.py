@@ -14,7 +14,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Block(Protocol[P, R]):
-    """A function that adds layers to a network; it can be called with a `Net`, or with a context and a name."""
+    """A function that adds layers to a network; call it as ``block(net, x)`` or ``block(context, layer_name, x)``."""
 
     __name__: str
     __module__: str
@@ -46,7 +46,7 @@ def block(function: Callable[Concatenate[Net, P], R]) -> Block[P, R]:
 
 
 def network_query(function: Callable[Concatenate[Net, P], R]) -> NetworkQuery[P, R]:
-    """Make a function of a `Net` that adds no layer callable with a context, too: `known_sizes(ctx, x)`."""
+    """Let a function that takes a `Net` and adds no layers also take a context instead: ``known_sizes(ctx, x)``."""
 
     @wraps(function)
     def called(net: Any, *args: Any, **kwargs: Any) -> R:

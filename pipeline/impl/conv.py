@@ -77,8 +77,9 @@ def deconvolution(
 
 
 def _compute_in_float32(net: Net, x: Value, weight: Value, bias: Value | None, add_layer: Layer) -> ITensor:
-    """Compute a layer in float32 if TensorRT lacks it in bfloat16, and round in the same kernel. RTX 1.6.1 computes
-    wrong results if that kernel also casts the result to float32 again (`rounded-deconvolutions`)."""
+    """Add a layer; if ``x`` is bfloat16, which TensorRT lacks, in float32, rounded in the same kernel. A barrier
+    follows, since RTX 1.6.1 is wrong if that kernel also casts its result back to float32
+    (`rounded-deconvolutions`)."""
     if base.dtype_of(x) != torch.bfloat16:
         return _add_required_dims(net, x, weight, bias, add_layer)
 

@@ -132,6 +132,7 @@ def _division_steps(dtype: torch.dtype, divisor: Value) -> int:
 
 
 def _integer_remainder(net: Net, x: ITensor, y: ITensor, division_operation: str) -> ITensor:
+    """Return ``x - (x / y) * y``, where ``division_operation`` rounds: "DIV" towards zero, "FLOOR_DIV" down."""
     multiple = base.elementwise(net, "PROD", base.elementwise(net, division_operation, x, y), y)
     return base.elementwise(net, "SUB", x, multiple)
 
@@ -143,7 +144,7 @@ def _signs_differ(net: Net, rest: ITensor, divisor: ITensor) -> ITensor:
 
 
 def _exact_floor_division(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
-    """Return the floor of the exact quotient, not of the rounded one; if the divisor is 0, the quotient itself."""
+    """Return the floor of the exact quotient; ``x / y`` where the divisor is 0. ``steps``: see `_division_steps`."""
     quotient = base.elementwise(net, "DIV", x, y)
     left = _float_fmod(net, x, y, steps)
     floor = base.elementwise(net, "DIV", base.elementwise(net, "SUB", x, left), y)
@@ -156,8 +157,8 @@ def _exact_floor_division(net: Net, x: ITensor, y: ITensor, steps: int) -> ITens
 
 
 def _float_fmod(net: Net, x: ITensor, y: ITensor, steps: int) -> ITensor:
-    """Return the exact remainder of ``x / y`` by long division: subtract multiples of smaller and smaller scaled
-    divisors. Operands above `LARGE` are divided by 4, so that rounding up cannot overflow."""
+    """Return the exact remainder of ``x / y`` by long division: subtract multiples of ``y * 2**(STEP * i)``, from i =
+    ``steps - 1`` to 0. If x is above `LARGE`, both are divided by 4 meanwhile, so that rounding up cannot overflow."""
     magnitude, divisor = absolute(net, x), absolute(net, y)
     large = layer(net, "GREATER", magnitude, LARGE, torch.float32)
     less, more = (where(net, large, factor, 1.0, torch.float32) for factor in (0.25, 4.0))
@@ -183,7 +184,7 @@ def _remainder_of_positive_numbers(net: Net, a: ITensor, b: ITensor, parts_of_b:
 
 
 def _split_in_three(net: Net, x: ITensor) -> list[ITensor]:
-    """Split a float32 into a sum of three numbers of 8 bits each, the largest first."""
+    """Return three float32 tensors of 8 significant bits (as bfloat16) whose sum is ``x``, the largest first."""
     parts = []
     for _ in range(2):
         part = base.cast(net, base.cast(net, x, torch.bfloat16), torch.float32)

@@ -25,8 +25,8 @@ def may_be_zero(net: Net, size: Size) -> bool:
 
 @network_query
 def may_leave_results_unwritten(net: Net, size: Size) -> bool:
-    """Return whether a kernel that loops over a dim of this size may leave results unwritten: the size (None: unknown)
-    may be 0, and is data-dependent or an input's that broadcasts to outputs (`pipeline.quirks.empty_broadcast`)."""
+    """Return whether a kernel that loops over a dim of this size (None: unknown) may leave results unwritten: if the
+    size may be 0, and depends on data or is one of ``marks.empty_sizes`` (see `pipeline.quirks.empty_broadcast`)."""
     if not is_avoided("empty-loops"):
         return False
     if size is None:
@@ -57,6 +57,7 @@ def separate_from_empty_dims(net: Net, operands: Sequence[Value], tensors: Seque
 
 
 def _pass_through_cumulative_sum(net: Net, x: ITensor, dim: int) -> ITensor:
+    """Return ``x`` after a running sum along ``dim`` of size 1: it changes no value, and TensorRT never fuses it."""
     dtype = base.dtype_of(x)
     summed = base.cast(net, x, torch.int32 if dtype == torch.bool else dtype)
     axis = base.constant(net, np.array(dim, dtype=np.int64))

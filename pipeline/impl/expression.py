@@ -29,7 +29,8 @@ def operation_of(expr: Any) -> Operation:
 
 
 def solve_for_symbol(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
-    """Return ``symbol`` computed from a tensor's size ``a * symbol + b``; raise a `NetworkError` if there is none."""
+    """Return ``(size - b) // a``, the value of ``symbol``, if some tensor's dim has the size ``a * symbol + b``; raise
+    a `NetworkError` if none has."""
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
     for tensor, dim, size in sizes:
         line = None if isinstance(size, int) else linear_coefficients(size, symbol.name)
@@ -40,7 +41,7 @@ def solve_for_symbol(ctx: ConversionContext, symbol: sympy.Symbol) -> Any:
 
 
 def tensor_and_dim_of_size(ctx: ConversionContext, expr: sympy.Expr) -> tuple[trt.ITensor, int] | None:
-    """Return a tensor and dim of this size if the network's inputs do not determine it (data-dependent); else None."""
+    """Return (tensor, dim) with the data-dependent size ``expr``; None if no tensor has it, or inputs determine it."""
     if all(str(symbol) in ctx.symbols for symbol in expr.free_symbols):
         return None
     sizes = ((tensor, dim, e) for tensor, shape in ctx.shapes.values() for dim, e in enumerate(shape))
@@ -59,10 +60,12 @@ def _is_reciprocal(factor: Any) -> bool:
 
 
 def _floor_division_operation(a: Any, b: Any) -> Operation:
+    """Return the `Operation` for ``a // b``: ``("FLOOR_DIV", (a, b))``."""
     return "FLOOR_DIV", (a, b)
 
 
 def _remainder_as_subtraction(a: Any, b: Any) -> Operation:
+    """Return the `Operation` for ``a - (a // b) * b``, the remainder, for which TensorRT has no operation itself."""
     return "SUB", (a, sympy.Mul(FloorDiv(a, b), b, evaluate=False))
 
 

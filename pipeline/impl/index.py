@@ -133,7 +133,8 @@ def index(net: Net, x: ITensor, indices: Sequence[Value | None], non_negative: f
 
 @block
 def merge_dims(net: Net, x: ITensor, axes: Sequence[int], sizes: Sequence[Size]) -> tuple[ITensor, int]:
-    """Merge dims into one; return the tensor and the merged dim's index: ``axes[0]`` for adjacent dims, else 0."""
+    """Merge the dims ``axes`` of ``x``, whose dims have ``sizes``. Return the tensor and the position of the merged
+    dim: the dims stay in place if they are adjacent, and move to the front if not."""
     adjacent = list(axes) == list(range(axes[0], axes[-1] + 1))
     rest = [i for i in range(base.rank(x)) if i not in axes]
     place = axes[0] if adjacent else 0

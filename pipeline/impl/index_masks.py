@@ -23,7 +23,7 @@ CONSTANT = 1 << 16
 
 @block
 def triangle(net: Net, x: ITensor, diagonal: int, lower: bool) -> ITensor:
-    """Replace the elements above or below a diagonal of the last two dims by zero; ``lower`` keeps those below."""
+    """Return ``x.tril(diagonal)`` if ``lower``, else ``x.triu(diagonal)``: zeros above or below the diagonal."""
     sizes = base.known_sizes(net, x)[-2:]
     if all(isinstance(s, int) for s in sizes) and math.prod(sizes) <= CONSTANT:
         ones = torch.ones(tuple(sizes), dtype=torch.bool)
@@ -46,7 +46,7 @@ def masked_scatter(net: Net, x: ITensor, mask: Value, source: Value) -> ITensor:
 
 @block
 def place_where_true(net: Net, mask: ITensor, source: Value) -> ITensor:
-    """Return a tensor of the mask's shape: successive elements of ``source`` where it is true, any elsewhere."""
+    """Return a tensor of the mask's shape: successive elements of ``source`` where it is true, else arbitrary ones."""
     sizes = base.known_sizes(net, mask)
     length = size_product(base.known_sizes(net, source))
     row = base.reshape(net, base.tensor(net, source), [length])

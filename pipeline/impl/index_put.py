@@ -59,7 +59,8 @@ def broadcast_sizes(net: Net, tensors: Sequence[Value]) -> list[Size]:
 def _expand_values(
     net: Net, values: Value, dtype: torch.dtype, axes: Sequence[int], index_dims: Sequence[Size], others: Sequence[Size]
 ) -> ITensor:
-    """Expand values to [index dims, other dims]; in ``values``, dims of adjacent indices are at ``axes[0]``."""
+    """Expand ``values`` to [index dims, other dims]. The indexed dims are ``axes``; in eager, the index dims come
+    first, or at ``axes[0]`` if ``axes`` are adjacent. ``others``: the sizes of the dims that are not indexed."""
     place = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
     value = base.tensor(net, values, dtype)
     full = base.expand(net, value, [*others[:place], *index_dims, *others[place:]])
@@ -68,7 +69,7 @@ def _expand_values(
 
 
 def _add_at_positions(net: Net, table: ITensor, position: Value, source: ITensor) -> ITensor:
-    """Return ``table`` after ``table[position] += source``; for unique constant positions by gather and scatter."""
+    """Return ``table`` after ``table[position] += source``: by gather and scatter if positions are unique constants."""
     others = base.known_sizes(net, table)[1:]
     if isinstance(position, torch.Tensor) and position.unique().numel() == position.numel():
         old = take(net, table, position, 0)

@@ -40,7 +40,7 @@ UNROLLED: Final = 8
 
 @frozen
 class TokenInputs:
-    """Tensors [B, H, L, …]: last dim K of ``query`` and ``key``, V of ``value``, 1 or K of ``decay``, 1 of ``beta``."""
+    """Tensors [B, H, L, D] by token; D is K (``query``, ``key``), V (``value``), 1 or K (``decay``), 1 (``beta``)."""
 
     query: ITensor
     key: ITensor
@@ -53,7 +53,7 @@ class TokenInputs:
 def linear_attention(
     net: Net, query: Value, key: Value, value: Value, decay: Value, beta: Value | None, state: Value
 ) -> tuple[ITensor, ITensor]:
-    """Return the output [B, H, L, V] and last state [B, H, V, K] of `aten.own_ops.linear_attention`."""
+    """Return the output [B, H, L, V] and last state [B, H, V, K] of the operator `aten.own_ops.linear_attention`."""
     dtypes = [base.dtype_of(value), base.dtype_of(state)]
     query, key, value, decay, state = (in_float32(net, each) for each in (query, key, value, decay, state))
     beta = None if beta is None else base.unsqueeze(net, in_float32(net, beta), [3])
@@ -124,7 +124,7 @@ def _transpose(net: Net, x: ITensor) -> ITensor:
 
 
 def _decayed_scores(net: Net, query: ITensor, key: ITensor, log_decay: ITensor, chunk: int, *, lag: int) -> ITensor:
-    """Return query-key products, decayed by distance; 0 for keys less than ``lag`` tokens before the query."""
+    """Return products of queries and keys, [..., chunk, chunk], with decay; 0 for keys under ``lag`` tokens before."""
     reads = base.constant(net, np.tri(chunk, k=-lag, dtype=np.bool_), rank=base.rank(query))
     if base.dims(log_decay)[-1] == 1:
         left = _decay_factor(net, log_decay, _transpose(net, log_decay), reads)
@@ -137,16 +137,17 @@ def _decayed_scores(net: Net, query: ITensor, key: ITensor, log_decay: ITensor, 
     return reduce(net, "SUM", decayed, [at + 1], False)
 
 
-def _decay_factor(net: Net, later: ITensor, earlier: ITensor, is_read: ITensor) -> ITensor:
-    """Return the decay factor from the ``earlier`` to the ``later`` token; 0 where ``is_read`` is false."""
-    gone = where(net, is_read, binary(net, "SUB", later, earlier), -math.inf, torch.float32)
+def _decay_factor(net: Net, later: ITensor, earlier: ITensor, is_visible: ITensor) -> ITensor:
+    """Return ``exp(later - earlier)``, the decay between tokens from their log decays; 0 where not ``is_visible``."""
+    gone = where(net, is_visible, binary(net, "SUB", later, earlier), -math.inf, torch.float32)
     return base.unary(net, "EXP", gone)
 
 
 def _solve_delta_rule(
     net: Net, tokens: TokenInputs, beta: ITensor, log_decay: ITensor, decay_factors: ITensor, chunk: int
 ) -> tuple[ITensor, ITensor]:
-    """Solve the delta rule: return each chunk's values for a zero state, and the keys that multiply the state."""
+    """Solve the delta rule for each chunk's state S: return U and K, so that the corrected values are ``U - K @ S.T``.
+    ``decay_factors``: ``exp(log_decay)``, the decay since the start of the chunk."""
     key = binary(net, "PROD", tokens.key, beta)
     system = _invert_unit_triangle(net, _decayed_scores(net, key, tokens.key, log_decay, chunk, lag=1), chunk)
     value, known = binary(net, "PROD", tokens.value, beta), binary(net, "PROD", key, decay_factors)

@@ -67,6 +67,7 @@ def _run_unrolled(net: Net, step: Step, inputs: Sequence[ITensor], state: State,
 def _run_trt_loop(
     net: Net, step: Step, inputs: Sequence[ITensor], state: State, count: ITensor, reverse: bool
 ) -> tuple[ITensor, State]:
+    """Do what `run_steps` does in a loop of ``count`` steps (last first if ``reverse``): return outputs, last state."""
     loop = net.ctx.net.add_loop()
     _name_loop_layer(net, "trip_limit", loop.add_trip_limit(count, trt.TripLimit.COUNT))
     now = [_name_loop_layer(net, "iterator", loop.add_iterator(each, 0, reverse)).get_output(0) for each in inputs]

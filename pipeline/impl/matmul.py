@@ -26,14 +26,15 @@ CONFUSED: Final = "factors-of-matmuls"
 def matmul(net: Net, a: Value, b: Value, *, transpose_b: bool = False, may_be_empty: bool = True) -> ITensor:
     """Return ``a @ b``; leading dims broadcast, and a 1-d operand is a vector. Floats accumulate in float32; integer
     results are exact. ``may_be_empty``: the contracted dim may have size 0, for which the result is 0."""
-    result = _unrounded_matmul(net, a, b, transpose_b=transpose_b, may_be_empty=may_be_empty)
+    result = _multiply_matrices(net, a, b, transpose_b=transpose_b, may_be_empty=may_be_empty)
     return base.cast(net, result, base.result_type(a, b))
 
 
-def _unrounded_matmul(
+def _multiply_matrices(
     net: Net, a: Value, b: Value, *, transpose_b: bool = False, may_be_empty: bool = True, outer_product: bool = True
 ) -> ITensor:
-    """Return ``a @ b``, still in float32 if `_expressed_in_float32` is true. ``outer_product``: as in `linear`."""
+    """Return ``a @ b`` in the dtype of ``a``. ``may_be_empty``: whether to pad a contracted dim that may be empty;
+    ``outer_product``: as in `linear`."""
     op_a, op_b = _matrix_operation(base.rank(a), False), _matrix_operation(base.rank(b), transpose_b)
     batch = max(base.rank(a), base.rank(b), 2) - 2  # TensorRT requires equal ranks
     x = base.tensor(net, a, rank=batch + min(base.rank(a), 2))
@@ -64,8 +65,9 @@ def _unrounded_matmul(
 
 @network_query
 def _expressed_in_float32(net: Net, dtype: torch.dtype) -> bool:
-    """Return whether matmuls of this dtype are expressed in float32, which TensorRT runs in half precision with float32
-    accumulation. A bias must then be added after rounding, or TensorRT keeps the weights in float32."""
+    """Return whether a matmul of this dtype is built as a float32 matmul between casts, which TensorRT fuses to a
+    half-precision kernel with float32 accumulation. A bias is then added to the rounded product; before the rounding,
+    it would make TensorRT keep the weights in float32."""
     asked = net.ctx.compilation_settings.use_fp32_acc
     if asked is None:
         return dtype == torch.float16 and is_avoided("matmul-sums")
@@ -75,8 +77,8 @@ def _expressed_in_float32(net: Net, dtype: torch.dtype) -> bool:
 def _padded_length(net: Net, operands: Sequence[ITensor], dims: Sequence[int], may_be_empty: bool) -> Size | None:
     """Return the contracted dim's size plus one if both operands must be padded along it with a zero, else None.
 
-    Padding is required if the size may be 0 (and ``may_be_empty``), since RTX 1.4 then returns 0 for the whole kernel,
-    including terms added to the matmul; and if the size may be odd, for which TensorRT's own padding is buggy
+    Padding is required in two cases: the size may be 0 (with ``may_be_empty``), for which RTX 1.4 returns 0 for the
+    whole kernel, including terms added to the matmul; or it may be odd, for which TensorRT's own padding is buggy
     (`pipeline.quirks.zero_padded_k`).
     """
     sizes = [base.known_sizes(net, x)[dim] for x, dim in zip(operands, dims, strict=True)]
@@ -102,9 +104,9 @@ def _add_matmul_layer(
     op_a: trt.MatrixOperation = trt.MatrixOperation.NONE,
     op_b: trt.MatrixOperation = trt.MatrixOperation.NONE,
 ) -> ITensor:
-    """Add a matmul layer. If its kernel must not round the float32 result to half precision, record this, so that
-    `base.cast` adds a barrier (`halves-behind-matmuls`). With two or more batch dims, RTX 1.4 builds a wrong kernel in
-    bfloat16, and none in float16. In float16 it also builds none if an operand was computed in float32."""
+    """Add a matmul layer. If a kernel must not also round its float32 result to half precision, record this in
+    `ctx.rounded_apart`, so that `base.cast` adds a barrier (`halves-behind-matmuls`). With two or more batch dims, RTX
+    1.4 builds a wrong kernel for bfloat16, and none for float16; nor any for float16 if an operand is from float32."""
     product: ITensor = net.add("matrix_multiply", x, op_a, y, op_b).get_output(0)
     if product.dtype == trt.float32 and is_avoided(base.ROUNDED):
         if base.rank(product) > 3:
@@ -117,8 +119,8 @@ def _add_matmul_layer(
 @block
 def separate_transpose(net: Net, x: Value, tensor_name: str = "") -> Value:
     """Add a barrier to a transposed operand or result of a matmul: TensorRT-RTX computes such a matmul transposed, and
-    may use a batch's first matrix for the whole batch (`transposed-matmuls`). With ``tensor_name``, add it only if
-    the node's marks name this tensor."""
+    may use a batch's first matrix for the whole batch (`transposed-matmuls`). ``tensor_name``: if given, add it only if
+    a `Mark` of the current node has this name, that of an input or `matmul_neighbours.RESULT`."""
     row = _transposed_matmul_bug(x)
     if not isinstance(x, trt.ITensor) or not row or (tensor_name and not is_marked(net, row, tensor_name)):
         return x
@@ -151,9 +153,9 @@ def _as_matrix(net: Net, x: ITensor, operation: trt.MatrixOperation, dim: int) -
 def _outer_product(
     net: Net, a: tuple[Value, ITensor], b: tuple[Value, ITensor], op_a: trt.MatrixOperation, op_b: trt.MatrixOperation
 ) -> ITensor:
-    """Compute a matmul whose contracted dim has size 1 as an elementwise product of expanded operands. TensorRT's
-    implicit broadcast returns wrong results if a reduction's kernel computes an operand (`broadcast-in-reductions`);
-    constants need no expansion. ``a``, ``b``: (the operand, the operand as a tensor)."""
+    """Compute a matmul whose contracted dim has size 1 as an elementwise product of expanded operands: TensorRT's
+    implicit broadcast is wrong if the kernel of a reduction computes an operand (`broadcast-in-reductions`). ``a``,
+    ``b``: each operand as given, and as a tensor; one that is given as a constant needs no expansion."""
     x, y = _as_matrix(net, a[1], op_a, -2), _as_matrix(net, b[1], op_b, -1)
     rank, vector = base.rank(x), trt.MatrixOperation.VECTOR
     sizes = [m if n == 1 else n for m, n in zip(base.sizes(net, x), base.sizes(net, y), strict=True)]
@@ -174,8 +176,8 @@ def _integer_matmul(net: Net, a: ITensor, b: ITensor, op_a: trt.MatrixOperation,
 
 @block
 def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer_product: bool = True) -> ITensor:
-    """Return ``x @ weight.T + bias``. ``outer_product``: multiply elementwise if the contracted dim has size 1."""
-    result = _unrounded_matmul(net, x, weight, transpose_b=base.rank(weight) == 2, outer_product=outer_product)
+    """Return ``x @ weight.T + bias``. ``outer_product``: whether a contracted size of 1 means elementwise products."""
+    result = _multiply_matrices(net, x, weight, transpose_b=base.rank(weight) == 2, outer_product=outer_product)
     result = result if bias is None else binary(net, "SUM", result, bias)
     result = base.cast(net, result, base.result_type(x, weight))
     row = _transposed_matmul_bug(result)
@@ -188,7 +190,7 @@ def linear(net: Net, x: Value, weight: Value, bias: Value | None, *, outer_produ
 @block
 def add_matmul(net: Net, x: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> ITensor:
     """Return ``beta * x + alpha * (a @ b)``; if beta is 0, ``x`` is ignored, even if it contains NaN."""
-    result, product = base.result_type(a, b), _unrounded_matmul(net, a, b)
+    result, product = base.result_type(a, b), _multiply_matrices(net, a, b)
     dtype = base.dtype_of(product)
     if alpha != 1:
         product = binary(net, "PROD", product, _truncate_for_integer_dtype(alpha, dtype), dtype)

@@ -63,6 +63,7 @@ def avg_pool(net: Net, x: ITensor, windows: Windows, count_include_pad: bool, di
 
 
 def _indices_of_window_dims(x: ITensor, windows: Windows) -> list[int]:
+    """Return the pooled dims, the last ones of ``x``: ``[2, 3]`` for images [N, C, H, W]."""
     rank = base.rank(x)
     return list(range(rank - len(windows.kernel), rank))
 
@@ -94,7 +95,7 @@ Array = np.ndarray[Any, Any]
 
 @block
 def gather_max(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITensor:
-    """Return each window's maximum. ``positions`` along the last dims: a row per window; None keeps a dim unchanged."""
+    """Return each window's maximum. ``positions``: [windows, elements] for each of the last dims; None: not pooled."""
     result = base.cast(net, x, arithmetic_dtype(base.dtype_of(x)))
     for dim, rows in _dims_with_windows(x, positions):
         result = extremum(net, "MAX", take(net, result, rows, dim), [dim + 1], False)
@@ -103,7 +104,7 @@ def gather_max(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITens
 
 @block
 def gather_mean(net: Net, x: ITensor, positions: Sequence[Array | None]) -> ITensor:
-    """Return the mean of each window, computed in float32; ``positions`` are as in `gather_max`."""
+    """Return the mean of each window, in float32. ``positions``: [windows, elements] or None, as in `gather_max`."""
     result = base.cast(net, x, torch.float32)
     for dim, rows in _dims_with_windows(x, positions):
         times = (rows[:, :, None] == rows[:, None, :]).sum(-1)  # repeated elements share one weight
@@ -131,7 +132,7 @@ def gather_argmax(net: Net, x: ITensor, positions: Sequence[Array], sizes: Seque
 
 
 def _dims_with_windows(x: ITensor, positions: Sequence[Array | None]) -> list[tuple[int, Array]]:
-    """Return the dims with windows and their positions, from the last dim to the first."""
+    """Return (dim, its matrix in ``positions``) for each pooled dim, last dim first; None marks dims not pooled."""
     first = base.rank(x) - len(positions)
     return [(first + i, rows) for i, rows in reversed(list(enumerate(positions))) if rows is not None]
 
@@ -147,7 +148,8 @@ def _constant_along(net: Net, values: Array, rank: int, dims: Sequence[int]) -> 
 def _window_element(
     net: Net, x: ITensor, index: ITensor | None, dim: int, positions: Array, step: int
 ) -> tuple[ITensor, ITensor]:
-    """Return the elements of ``x`` at positions along a dim, and their flat indices: ``index + positions * step``."""
+    """Return one element of each window, at ``positions`` along a dim, and its flat index: ``positions * step``, plus
+    its flat ``index`` in the dims that are already reduced (None: none is). ``step``: the product of their sizes."""
     picked = base.constant(net, positions)
     value = take(net, x, picked, dim)
     here = _constant_along(net, positions * step, base.rank(x), (dim,))

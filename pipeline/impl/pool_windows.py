@@ -75,7 +75,7 @@ def insert_zeros(net: Net, x: ITensor, spacing: Sequence[int]) -> ITensor:
 
 @frozen
 class Windows:
-    """The windows of a pooling: each field has an entry per pooled dim; dynamic ``sizes``, ``results`` are None."""
+    """The windows of a pooling, by pooled dim. ``sizes``, ``results``: its input and result sizes; None if dynamic."""
 
     kernel: list[int]
     stride: list[int]
@@ -97,7 +97,7 @@ class Windows:
 
     @property
     def rounds_up(self) -> bool:
-        """Whether the last window may extend beyond the padding, by a length that is known only at run time."""
+        """Whether ``ceil_mode`` may extend the last window beyond the padding, by a length known only at run time."""
         return self.ceil_mode and not self.has_static_sizes
 
     @property
@@ -124,7 +124,7 @@ class Windows:
 
 
 def adaptive_positions(input_size: int, result_size: int) -> np.ndarray[Any, Any]:
-    """Return the positions of elements in ``result_size`` windows of nearly equal size that cover a dim, in rows."""
+    """Return a matrix [windows, elements] of input positions for nearly equal windows; short rows repeat their last."""
     starts = [i * input_size // result_size for i in range(result_size)]
     ends = [-(-(i + 1) * input_size // result_size) for i in range(result_size)]
     return _matrix_of_positions([list(range(a, b)) for a, b in zip(starts, ends, strict=True)], input_size)

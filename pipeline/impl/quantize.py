@@ -22,7 +22,7 @@ NAMES: Final = MappingProxyType(
 
 
 def axis_of_scales(block: Sequence[int]) -> int | None:
-    """Return the dim along which each index has its own scale; None if blocks have another shape."""
+    """Return the dim along which each index has a scale: block 1 there, -1 for all other dims; else None."""
     ones = [dim for dim, each in enumerate(block) if each == 1]
     return ones[0] if len(ones) == 1 and sum(each == -1 for each in block) == len(block) - 1 else None
 
@@ -57,7 +57,7 @@ def _reshaped_constant(net: Net, value: torch.Tensor, shape: tuple[int, ...]) ->
 
 @building_block
 def dequantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int], dtype: torch.dtype) -> ITensor:
-    """Add a layer that dequantizes a constant tensor or the result of `quantize`.
+    """Add a layer that dequantizes a constant tensor or the result of `quantize`, with the same ``type`` and ``block``.
 
     RTX 1.6 multiplies INT4 by float32 in one kernel, which fails on an H200 ("cuDNN graph compilation failed"); a
     barrier keeps the matmul in a separate kernel.
@@ -70,12 +70,14 @@ def dequantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]
 
 @building_block
 def quantize(net: Net, x: Value, scale: Value, type: str, block: Sequence[int]) -> ITensor:
+    """Add a quantize layer. ``type``: a key of `NAMES`, such as "int8"; ``block``: as in `aten.quantized`."""
     x = base.tensor(net, x)
     scales = layer_scale(net, scale, block, base.dtype_of(x))
     return _set_scale_axis_and_get_output(net.add("quantize", x, scales, trt_dtype(NAMES[type])), block)
 
 
 def _set_scale_axis_and_get_output(layer: Any, block: Sequence[int]) -> ITensor:
+    """Return the result of a (de)quantize layer, after setting its axis if ``block`` has one (`axis_of_scales`)."""
     axis = axis_of_scales(block)
     if axis is not None:
         layer.axis = axis
@@ -102,8 +104,8 @@ def fake_quantize_by_rounding(net: Net, x: Value, scale: Value, type: str) -> IT
 
 @building_block
 def fake_quantize_blocks(net: Net, x: Value, scale: Value | None, type: str, size: int) -> ITensor:
-    """Quantize and dequantize with a scale per block of the last dim, computed at run time: an E8M0 number, or (with
-    ``scale``) an E4M3 number times ``scale``."""
+    """Quantize to ``type`` and dequantize, with a scale per block of ``size`` elements along the last dim, computed at
+    run time. Without ``scale``, a block's scale is an E8M0 number; with it, an E4M3 number times ``scale``."""
     x, dtype = base.tensor(net, x), base.dtype_of(x)
     of_scales = trt_dtype(NAMES["e8m0" if scale is None else "fp8"])
     layer = net.add("dynamic_quantize", x, base.rank(x) - 1, size, trt_dtype(NAMES[type]), of_scales)

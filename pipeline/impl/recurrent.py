@@ -30,8 +30,8 @@ class Weights:
 
 @frozen
 class Cell:
-    """A recurrent cell. ``step``: a function of (network, input contribution, state, weights) that returns the next
-    state, whose first tensor is the output. ``late_bias``: whether the step itself adds the hidden state's bias."""
+    """A recurrent cell. ``step``: from (network, input contribution, state, weights) to the next state, a tuple whose
+    first tensor is also the output. ``late_bias``: whether ``step`` adds the hidden bias, not its caller."""
 
     step: Callable[[Net, ITensor, State, Weights], State]
     late_bias: bool = False
@@ -42,8 +42,8 @@ def _add_hidden_contribution(net: Net, input: ITensor, state: State, weights: We
 
 
 def _multiply_state(net: Net, state: ITensor, weight: Value, bias: Value | None) -> ITensor:
-    """Multiply a state by a weight. A matmul with K = 1 is not computed elementwise here, since TensorRT would repeat
-    it in each later gate and step (31 MB for a GRU of eight steps)."""
+    """Multiply a state by a weight. A hidden size of 1 does not become an elementwise product (see `linear`), since
+    TensorRT would repeat it in each later gate and step (31 MB for a GRU of eight steps)."""
     return linear(net, state, weight, bias, outer_product=False)
 
 

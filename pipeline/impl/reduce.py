@@ -37,7 +37,7 @@ def reduced_dims(dim: Dims, rank: int) -> tuple[int, ...]:
 def reduce(net: Net, operation: str, x: ITensor, dims: Sequence[int], keepdim: bool) -> ITensor:
     """Add a reduce layer by the name of its ``trt.ReduceOperation``. Dims of size 1 are squeezed instead, since
     TensorRT's kernel has a bug on padded data (`sums-of-one`). A possibly empty dim is padded with the neutral element,
-    since a kernel without elements does not write its other results (`empty-loops`)."""
+    since a kernel that loops over no elements leaves results fused into it unwritten (`empty-loops`)."""
     if base.rank(x) == 0:
         return x
     known = base.known_sizes(net, x)
@@ -190,8 +190,8 @@ def histogram(net: Net, x: Value, bins: int, low: float, high: float) -> ITensor
 
 
 def _bin_edges(bins: int, low: float, high: float, dtype: torch.dtype) -> torch.Tensor:
-    """Return the smallest element of each bin, and the largest element of the last bin. Integers, which eager supports
-    only on a GPU, belong to bin ``(x - low) * bins // (high - low)``."""
+    """Return the edges of a histogram's bins: the smallest element of each, then the largest of the last. An integer x,
+    which eager supports only on a GPU, belongs to bin ``(x - low) * bins // (high - low)``."""
     if dtype.is_floating_point:
         return torch.linspace(low, high, bins + 1, dtype=dtype)
     first, width = int(low), int(high) - int(low)

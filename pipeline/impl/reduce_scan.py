@@ -84,6 +84,7 @@ def _is_new_extremum(net: Net, later: ITensor, earlier: ITensor, operation: str)
 
 
 def _positions_along_dim(net: Net, x: ITensor, dim: int, length: Size) -> ITensor:
+    """Return a tensor of the shape of ``x`` that stores positions along ``dim``: 0 to ``length`` - 1, its size."""
     rank = base.rank(x)
     if rank == 0:
         return base.tensor(net, 0, torch.int64)

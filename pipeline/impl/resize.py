@@ -101,7 +101,7 @@ def resize_by_taps(
     result_sizes: Sequence[Any],
     scales: Sequence[float | None],
 ) -> ITensor:
-    """Resize the last dims from ``input_sizes`` to ``result_sizes`` by weighted sums; None leaves a dim unchanged."""
+    """Resize the last dims by weighted sums of elements (taps), by ``scales`` if given; input size None: unchanged."""
     dtype, first = base.dtype_of(x), base.rank(x) - len(input_sizes)
     result = x if options.is_nearest else base.cast(net, x, torch.float32)
     for i, (size, wanted, scale) in enumerate(zip(input_sizes, result_sizes, scales, strict=True)):
@@ -154,7 +154,7 @@ def _clamp_taps(positions: Array, weights: Array, size: int) -> Taps:
 
 
 def _linear_kernel(distance: Array, a: float) -> Array:
-    """Evaluate the kernel of linear interpolation at each distance; ``a`` is a parameter of the cubic kernel only."""
+    """Return weights of linear interpolation by distance in elements; ``a`` is unused, but `_cubic_kernel` takes it."""
     return np.maximum(F(1) - np.abs(distance), F(0))
 
 
@@ -167,7 +167,7 @@ def _cubic_kernel(distance: Array, a: float) -> Array:
 
 
 def _antialiased_taps(options: Resize, input_size: int, step: Any, index: Array) -> Taps:
-    """Return positions and weights for an antialiased resize, which averages the input under each result's kernel."""
+    """Return positions and weights for antialiasing: result i of ``index`` averages the input around ``i * step``."""
     stretch = max(step, F(1))
     support = (1 if options.mode == "linear" else 2) * stretch
     kernel = _linear_kernel if options.mode == "linear" else _cubic_kernel

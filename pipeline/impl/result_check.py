@@ -54,7 +54,8 @@ def _describe_result(value: object) -> str:
 
 
 def _may_have_size(size: Expr, value: int, symbols: Symbols, inputs: Sequence[torch.Tensor]) -> bool:
-    """Return whether a dynamic size may be ``value``: if it is the only possible value, or the size of an argument."""
+    """Return whether a dynamic size may be ``value``: no other value is possible; or the size is data-dependent, and
+    ``value`` is possible and a size of one of the node's ``inputs``."""
     if isinstance(size, int):
         return False
     is_given = bool(free_unbacked_symbols(size)) and any(value in shape_of(tensor) for tensor in inputs)

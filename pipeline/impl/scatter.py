@@ -92,8 +92,9 @@ OPERATIONS = {"sum": "SUM", "mean": "SUM", "prod": "PROD", "amax": "MAX", "amin"
 def scatter_reduce(
     net: Net, x: ITensor, dim: int, index: ITensor, source: ITensor, reduction: str, include_self: bool = True
 ) -> ITensor:
-    """Return ``x`` with, at each position, the reduction of the elements of ``source`` with this index (and of ``x``
-    itself if ``include_self``). ``index`` broadcasts to ``source``, whose other dims are those of ``x``."""
+    """Return ``x`` with each element replaced by the reduction of the ``source`` elements whose ``index`` is its
+    position in ``dim`` (and of itself if ``include_self``). ``index`` broadcasts to ``source``, which has the other
+    sizes of ``x``."""
     given = base.dtype_of(x)
     dtype = given if reduction in ("amax", "amin") and given != torch.bool else _elementwise.wide_dtype(given)
     dtype = _elementwise.arithmetic_dtype(dtype)
@@ -120,8 +121,8 @@ def scatter_reduce(
 
 
 def _pad_if_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[ITensor, ITensor]:
-    """Append an index that matches no position (and an element to ``source``) if the indices may be empty: a kernel
-    that sums no elements would not write its other results, the positions, which other kernels read (`empty-loops`)."""
+    """If there may be no indices, append the index -1, which matches no position, and an element to ``source``. A
+    kernel that sums nothing would not write the positions, which it also computes for other kernels (`empty-loops`)."""
     size = base.known_sizes(net, index)[dim]
     if not is_avoided("empty-loops") or not isinstance(size, SymbolicInt) or not may_be_zero(net, size):
         return index, source

@@ -33,7 +33,7 @@ fails to build; chunks are longer if necessary."""
 def selective_scan(
     net: Net, input: Value, step: Value, a: Value, b: Value, c: Value, state: Value
 ) -> tuple[ITensor, ITensor]:
-    """Return the output [B, D, L] and the last state [B, D, N] of the selective scan `aten.own_ops.selective_scan`."""
+    """Return output [B, D, L], last state [B, D, N] of `aten.own_ops.selective_scan`, which defines the arguments."""
     dtypes = [base.dtype_of(input), base.dtype_of(state)]
     given = [in_float32(net, each) for each in (input, step, b, c)]
     rates, state = in_float32(net, a), in_float32(net, state)
@@ -60,13 +60,15 @@ def _process_one_token(net: Net, token: Sequence[ITensor], a: ITensor, state: IT
 
 
 def _transpose(net: Net, x: ITensor) -> ITensor:
+    """Swap the last two dims of a tensor of rank 3."""
     return base.permute(net, x, [0, 2, 1])
 
 
 def _parallel_scan(
     net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, length: Size, longest: int
 ) -> tuple[ITensor, ITensor]:
-    """Return output and last state: a scan combines each state with that 1, 2, 4, … (< ``longest``) tokens before."""
+    """Return the output and last state of ``length`` tokens (at most ``longest``), by a parallel scan that adds to each
+    state the decayed states 1, 2, 4, … tokens before. ``tokens``: input, step, b and c of `selective_scan`."""
     rates = base.unsqueeze(net, a, [0, 3])  # [1, D, N, 1]
     input, step, b, c = (base.unsqueeze(net, x, [d]) for x, d in zip(tokens, (2, 2, 1, 1), strict=True))
     since = cumulative_sum(net, step, 3, torch.float32)
@@ -81,7 +83,8 @@ def _parallel_scan(
 
 
 def _by_chunks(net: Net, tokens: Sequence[ITensor], a: ITensor, state: ITensor, chunk: int) -> tuple[ITensor, ITensor]:
-    """Return the output and last state, computed in chunks of ``chunk`` tokens; padding keeps the state."""
+    """Return the output and last state, computed in chunks of ``chunk`` tokens. ``tokens``: input, step, b and c of
+    `selective_scan`; padding tokens have step 0, which keeps the state."""
     batch, width, length = base.known_sizes(net, tokens[0])
     count = as_size(FloorDiv(expression(length) + chunk - 1, chunk))
 

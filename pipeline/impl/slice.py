@@ -54,7 +54,7 @@ def select(net: Net, x: ITensor, dim: int, index: Size) -> ITensor:
 
 
 def _wrap_negative(net: Net, value: Any, size: Any) -> Any:
-    """Convert a negative index to count from the start; ``Max(0, Min(1, -v))`` is 1 if ``v < 0`` at run time."""
+    """Let a negative index count from the start: add ``size * Max(0, Min(1, -value))``, which is 0 for others."""
     low, high = bounds_of(net, value)
     if low >= 0:
         return value
@@ -150,7 +150,7 @@ def pad(
 
 
 def _crop(net: Net, x: ITensor, amounts_by_dim: Mapping[int, tuple[Size, Size]]) -> ITensor:
-    """Crop the ends whose amount is negative, before the other ends are padded."""
+    """Crop each end with a negative amount; leave the others. ``amounts_by_dim``: (before, after) for each dim."""
     axes, known = sorted(amounts_by_dim), base.known_sizes(net, x)
     less = {a: [size_sum([n, negate(_zero_if_negative(n))]) for n in amounts_by_dim[a]] for a in axes}
     sizes = [size_sum([known[a], *less[a]]) for a in axes]

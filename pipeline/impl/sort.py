@@ -54,8 +54,8 @@ def _topk_with_keys(net: Net, x: Value, k: Size, dim: int, largest: bool) -> tup
 def _sort_keys(net: Net, x: ITensor) -> ITensor:
     """Return keys that TensorRT sorts in eager's order of floats: infinity for NaN, the largest float32 for infinity.
 
-    Float32 numbers are replaced by their neighbours towards zero, except subnormal numbers and the smallest normal
-    number, so that only the latter and the next number become equal.
+    To make room for these, each float32 number is replaced by its neighbour towards zero. Subnormal numbers and the
+    smallest normal number stay, so only this number and the next larger one get the same key.
     """
     dtype = base.dtype_of(x)
     value = base.cast(net, x, torch.float32)

@@ -28,7 +28,7 @@ def to_float32(net: Net, x: Value) -> ITensor:
 
 @block
 def real(net: Net, operation: str, x: Value) -> ITensor:
-    """Add a function of floats by the name of its ``trt.UnaryOperation``; integers are converted to float32."""
+    """Add the unary layer of a float function, such as "EXP" (`trt.UnaryOperation`); integers become float32 first."""
     return base.unary(net, operation, to_floating(net, x))
 
 

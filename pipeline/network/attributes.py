@@ -92,7 +92,7 @@ number = Type(_read_alpha_or_beta, setattr)
 
 
 def read_from_attention(type: Type) -> Type:
-    """Return a `Type` that reads an attribute from the attention of an attention input or output layer."""
+    """Return ``type`` for attributes of ``layer.attention``, for the input and output layers of an attention."""
     return Type(lambda layer, name: type.read(layer.attention, name))
 
 
@@ -103,8 +103,8 @@ def read_quantized_type(layer: trt.ILayer, name: str) -> Value:
 
 
 def read_collective(layer: trt.ILayer, name: str) -> Value:
-    """Read the operation or reduction of a collective from the layer's metadata, where `converters.collectives` writes
-    them: TensorRT's bindings do not return them."""
+    """Read the attribute "operation" or "reduction" of a collective layer. TensorRT's bindings return neither, so
+    `converters.collectives` writes both to the layer's metadata, which this reads."""
     operation, _, reduction = str(layer.metadata).partition(" ")
     if operation not in trt.CollectiveOperation.__members__:
         raise ValueError(
@@ -142,7 +142,7 @@ def sha256_of(data: Any) -> str:
 def typed(
     type: Type | Read, *names: str, unless: int | None = None, exists: Callable[[Any, str], bool] = exists_always
 ) -> tuple[Attribute, ...]:
-    """Return attributes of these names and one type or reader. ``unless`` and ``exists``: as in `Attribute`."""
+    """Return an `Attribute` per name. ``unless``: index of a replacing input; ``exists``: whether a layer has it."""
     return tuple(Attribute(n, type if isinstance(type, Type) else Type(type), unless, exists) for n in names)
 
 
@@ -152,7 +152,7 @@ def attention_has(layer: trt.ILayer, name: str) -> bool:
 
 
 def has_no_causal_kind(layer: trt.ILayer, name: str) -> bool:
-    """Return whether attentions have no `causal_kind`, which replaces `causal` in RTX 1.5 and TensorRT 11.0."""
+    """Return whether attentions have `causal`, which RTX 1.5 and TensorRT 11.0 replace by `causal_kind`."""
     return not hasattr(layer.attention, "causal_kind")
 
 

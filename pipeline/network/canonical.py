@@ -40,7 +40,8 @@ class Canonical:
 
 
 def canonical(network: Network, sizes: Collection[str] = (), locations: Mapping[str, str] = NOWHERE) -> Canonical:
-    """Return a network's description with numbers instead of names, equal for networks of the same structure.
+    """Return a network's description with numbers (``t0``, ``w0``) instead of names, so that networks of the same
+    structure are found to be equal and share an engine.
 
     Args:
         network: the network.

@@ -61,15 +61,15 @@ class ConversionContext:
         weights: the names of all weights, by memory address.
         recorded: the names under which converters recorded weights, by memory address.
         made: the results that the method `cached` keeps.
-        squeezed: by ``id`` of a convolution's squeezed result: the result before, the squeezed dims, and the squeezed
-            tensor.
-        rounded_apart: by ``id`` of a tensor whose casts to some dtypes need a separate kernel: these dtypes, the
-            kernel bug, and the tensor.
-        held_sizes: by ``id`` of a tensor that stores a size: the size and the tensor.
+        squeezed: for a convolution's result without added dims, by ``id``: the result with these dims, the dims, and
+            the tensor itself; `base.cast` then casts before it removes the dims.
+        rounded_apart: for a tensor that must be cast in a kernel of its own, by ``id``: the dtypes for which this
+            holds, the name of the kernel bug, and the tensor itself.
+        held_sizes: for a tensor that stores a size, by ``id``: the size, and the tensor itself.
         stand_ins: objects that replace the network's tensors in converters written for other compilers.
         shapes: tensors with their symbolic shapes (ints and expressions), by ``id`` of the tensor.
         ranges: the range of each symbol.
-        marks: the nodes at which the network works around bugs of TensorRT's kernels.
+        marks: how the network avoids bugs of TensorRT's kernels, at which nodes.
         in_place: tensors that share memory with a network's input; as outputs they are not copied.
         inside: the names of the segment's nodes.
         constant_nodes: the names of the segment's nodes that are constants.
@@ -102,7 +102,7 @@ class ConversionContext:
     _used: Counter[str] = field(factory=Counter)
 
     def record_shape(self, tensor: trt.ITensor, shape: Shape) -> None:
-        """Record a tensor's symbolic shape, so that equal sizes are recognized, and a data-dependent size can be read
+        """Record a tensor's symbolic shape, so that equal sizes are recognized, and layers take a data-dependent size
         from the first tensor that has it."""
         self.shapes[id(tensor)] = (tensor, shape)
         for dim, size in enumerate(shape):
@@ -158,16 +158,16 @@ class ConversionContext:
         self.cpu_weights_reference_holder.clear()
 
     def find_equal_constant(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the program's constant with the same elements as a tensor, else None. It is the tensor itself, or a
-        constant in the same memory with the same order of elements (the tensor is an array over this memory, or a view
+        """Return the program's constant with the same elements as a tensor, else None: the tensor itself if it is one,
+        or a constant with the same memory and order of elements (if the tensor is an array over this memory, or a view
         with an additional dim of size 1)."""
         if id(tensor) in self.constant_names:
             return tensor
         return self.find_constant_in_memory_of(tensor) if tensor.is_contiguous() else None
 
     def find_constant_in_memory_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the program's constant at the same address and with the same number of elements as a tensor, for
-        example the constant that the tensor transposes; None if there is none."""
+        """Return the program's constant that a tensor views as a whole, for example transposed: a constant at the same
+        address with as many elements; None if there is none."""
         place = tensor.data_ptr(), tensor.dtype, tensor.numel()
         found = (c for c in self.constants if (c.data_ptr(), c.dtype, c.numel()) == place and c.is_contiguous())
         return next(found, None) if tensor.numel() > 1 else None

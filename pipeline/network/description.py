@@ -197,16 +197,16 @@ def describe(
 ) -> Network:
     """Return the description of a finished network.
 
-    `weight_name` returns the named `Weight` at an address; `weight_at`, which takes precedence, that of a (layer name,
-    role). Raise a ValueError if a layer is invalid, cannot be read, or has weights without a name; empty weights
-    need none.
+    `weight_name` returns the named `Weight` at an address. `weight_at`, if given, is asked first: it returns that of a
+    layer's name and a role ("kernel"). Raise a ValueError if a layer is invalid, cannot be read, or has weights without
+    a name; empty weights need none.
     """
     return _NetworkReader(weight_name, weight_at).describe_network(net, name, profile)
 
 
 class _NetworkReader:
-    """The state of reading a network: names assigned so far, and references to the objects that have them. The bindings
-    return the same Python object for a tensor only while that object is alive."""
+    """The state of reading a network: the names assigned so far, by ``id`` of the tensor, and references to the
+    tensors. The references keep ids valid: the bindings return the same object for a tensor only while it is alive."""
 
     def __init__(self, weight_name: WeightName, weight_at: WeightAt | None) -> None:
         self.weight_name, self.weight_at = weight_name, weight_at
@@ -263,7 +263,8 @@ class _NetworkReader:
         )
 
     def boundary_owner(self, layer: trt.ILayer) -> Iterator[tuple[str, Value]]:
-        """Yield the kind and number of the loop, conditional or attention to which a boundary layer belongs."""
+        """Yield ("loop", its number) for a layer at a loop's boundary, also "conditional", "attention"; else
+        nothing."""
         for what in ("loop", "conditional", "attention"):
             if hasattr(layer, what):
                 known = self.bounds.setdefault(what, [])

@@ -14,10 +14,10 @@ class Engine:
     """A serialized engine. ``plan`` is the buffer that TensorRT loads, for a single version of the library. ``digest``
     is the plan's SHA-256, in hexadecimal digits.
 
-    ``bindings`` and ``weights`` map the network's names of inputs, outputs and weights to the plan's names where they
-    differ: a cached plan may have been built for a program with other names. A ``stripped`` plan has no weights: the
-    program supplies them when the engine is loaded. ``file`` is the file that ``plan`` maps into memory, if it may be
-    overwritten (`pipeline.runtime.opened_file`).
+    A cached plan may have been built for a program with other names: ``bindings`` (inputs and outputs) and ``weights``
+    then map the network's names to the plan's. A ``stripped`` plan has no weights: the program supplies them when the
+    engine is loaded. ``file``: the file that ``plan`` maps into memory (`pipeline.runtime.opened_file`); None if it
+    cannot be overwritten.
     """
 
     name: str

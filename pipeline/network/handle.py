@@ -30,7 +30,7 @@ class NetworkHandle:
     mapped: list[Any] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        """Free the referenced objects when this handle is freed, even if other code has ``kept`` or ``weights``."""
+        """Empty ``kept`` and ``weights`` when this handle is freed, so that no other reference to them keeps memory."""
         weakref.finalize(self, _release_references_and_weights, self.kept, self.weights)
 
     def drop_pages(self) -> None:

@@ -14,13 +14,13 @@ MarkKind: TypeAlias = Literal["expanded", "apart", "converter", "may be empty"]
 
 @frozen
 class Mark:
-    """A change to the network of a segment (the nodes of one engine) that avoids a kernel with a bug.
+    """An instruction to build the network of a segment (the nodes of one engine) so that it avoids a kernel with a bug.
 
     Attributes:
         quirk: the name of the kernel bug in the table `pipeline.quirks`.
-        form: what changes. "expanded": separate layers broadcast the inputs `names` before the node; "apart": a
-            separate kernel computes the node's result; "converter": the node's converter uses an alternative
-            implementation, for the inputs `names` if any; "may be empty": nothing; the sizes `names` may be 0.
+        form: what to do. "expanded": separate layers broadcast the inputs `names` before the node; "apart": the node's
+            result is computed in a kernel without later nodes; "converter": the node's converter uses an alternative
+            implementation, for the inputs `names` if any; "may be empty": all converters expect sizes `names` of 0.
         node: the name of the node to change; empty for the whole segment.
         names: names of the node's inputs, or of sizes.
     """
@@ -36,7 +36,7 @@ class Mark:
 
 
 class Marks:
-    """All marks of a segment, grouped by node. ``empty_sizes``: the names of input sizes that may be 0 in a call."""
+    """The `Mark`s (kernel bugs to avoid) of a segment, by node. ``empty_sizes``: the input sizes that may be 0."""
 
     def __init__(self, marks: Iterable[Mark] | None = ()) -> None:
         """Group the marks by node; warn if ``marks`` is None, which means that no pass has set them."""
@@ -49,9 +49,9 @@ class Marks:
         self.empty_sizes = frozenset(name for mark in self._by_node.get("", ()) for name in mark.names)
 
     def of_node(self, node: str, form: MarkKind) -> list[Mark]:
-        """Return the marks of a node that have this ``form``."""
+        """Return the `Mark`s of a node that ask for this change, such as "expanded"."""
         return [mark for mark in self._by_node.get(node, ()) if mark.form == form]
 
     def of_whole_segment(self) -> list[Mark]:
-        """Return the marks that apply to the whole segment, not to a node."""
+        """Return the `Mark`s that name no node, and so apply to the whole segment."""
         return self._by_node.get("", [])

@@ -64,7 +64,7 @@ class Pair:
 
 @frozen
 class PlanKernel:
-    """A kernel of a plan: its kind, its name, the layers that it computes, and the low-bit types that it reads."""
+    """A kernel of a plan: its kind, its name, the layers that it computes, and the low-bit dtypes of its inputs."""
 
     kind: str
     name: str
@@ -78,8 +78,8 @@ class PlanKernel:
 
 
 def find_quantized_pairs(network: Network, plan: Any, built_network: Network | None = None) -> tuple[Pair, ...]:
-    """Return the quantized weights and quantize/dequantize pairs of a network, and whether kernels of the plan fuse
-    them. ``built_network``: the network of equal structure from which the plan was built, if it is not ``network``."""
+    """Return a `Pair` for each weight or activation that a network dequantizes, with evidence from the engine's plan.
+    ``built_network``: the network of equal structure for which the plan was built, if it was not ``network``."""
     built_network = built_network or network
     rows = list(_dequantizing_layers(built_network))
     if not rows:
@@ -107,7 +107,7 @@ def _dequantizing_layers(network: Network) -> Iterator[tuple[Layer, Literal["wei
 def _fusion_and_evidence(
     network: Network, layer: Layer, role: str, type: str, kernels: Sequence[PlanKernel] | None
 ) -> tuple[bool | None, str]:
-    """Return whether kernels of the plan fuse a dequantizing layer (None: unknown), and the evidence as text."""
+    """Return ``fused`` and ``why`` of a `Pair`, given its ``layer``, its ``type`` and, as ``role``, its ``of``."""
     if kernels is None:
         return None, "the plan contains no program as text"
     fused, why = _is_fused_and_why(network, layer, role, kernels)
@@ -116,6 +116,7 @@ def _fusion_and_evidence(
 
 
 def _is_fused_and_why(network: Network, layer: Layer, role: str, kernels: Sequence[PlanKernel]) -> tuple[bool, str]:
+    """Return whether a matmul's kernel dequantizes ``layer``'s input, and the evidence. ``role``: `Pair.of`."""
     inside = [step for step in kernels if layer.name in step.layers]
     readers = _layers_reading(network, layer.outputs[0].name)
     names = {reader.name for reader in readers}
@@ -148,7 +149,7 @@ def _layers_reading(network: Network, tensor_name: str) -> list[Layer]:
 
 
 def _read_kernels(plan: Any) -> tuple[PlanKernel, ...] | None:
-    """Return the kernels of the program ``main {`` … that a plan contains as text; None if there is no such text."""
+    """Return the kernels that a plan lists as text, in a block after ``main {``; None if it has no such block."""
     found = _PROGRAM.search(plan)
     if found is None:
         return None
@@ -159,6 +160,7 @@ def _read_kernels(plan: Any) -> tuple[PlanKernel, ...] | None:
 
 
 def _parse_kernel_line(line: str, tensor_types: Mapping[str, str]) -> PlanKernel:
+    """Parse a line like ``  conv={ name="k" … input={"t"} … layers="fc"``; ``tensor_types``: by tensor name."""
     named, read, computed = _STEP.match(line), _READ.search(line), _COMPUTED.search(line)
     assert named is not None
     tensors = _QUOTED.findall(read["tensors"]) if read is not None else []

@@ -70,6 +70,7 @@ class _Replay:
         return layer
 
     def add_layer_by_kind(self, row: Layer) -> trt.ILayer:
+        """Add the layer that a row of the description describes, by the function for its kind, and return it."""
         inputs = [None if name is None else self.tensors.get(name) for name in row.inputs]
         if row.kind in ("ATTENTION_INPUT", "ATTENTION_OUTPUT"):
             return self.attention_boundary(row, inputs)
@@ -88,7 +89,7 @@ class _Replay:
         return self.owners[key]
 
     def attention_boundary(self, row: Layer, inputs: list[trt.ITensor]) -> trt.ILayer:
-        """Return an attention's input or output layer; TensorRT creates both when the input layer is replayed."""
+        """Return the layer of an ATTENTION_INPUT row, for which TensorRT adds both layers, or ATTENTION_OUTPUT row."""
         if row.kind == "ATTENTION_OUTPUT":
             return typed_layer(self.net, self.net.num_layers - 1)
         norm, kind = trt.AttentionNormalizationOp.__members__[row.attribute("norm_op")], row.attribute("causal_kind")

@@ -63,6 +63,7 @@ def _make_normalization(net: trt.INetworkDefinition, row: Layer, tensors: Inputs
 
 
 def _make_matmul(net: trt.INetworkDefinition, row: Layer, tensors: Inputs, weights: WeightsByRole) -> trt.ILayer:
+    """Add the matmul layer that a row of a network's description describes, and return it."""
     first, second = (trt.MatrixOperation.__members__[row.attribute(name)] for name in ("op0", "op1"))
     return net.add_matrix_multiply(tensors[0], first, tensors[1], second)
 
@@ -85,7 +86,7 @@ def _make_topk(net: trt.INetworkDefinition, row: Layer, tensors: Inputs, weights
 
 
 def _make_collective(net: trt.INetworkDefinition, row: Layer, inputs: Inputs, weights: WeightsByRole) -> trt.ILayer:
-    """Create a collective layer; its metadata stores the operation and reduction, which the bindings do not return."""
+    """Create a collective layer; its metadata stores the operation and reduction, for `attributes.read_collective`."""
     operation, reduction = row.attribute("operation"), row.attribute("reduction")
     kinds = trt.CollectiveOperation.__members__[operation], trt.ReduceOperation.__members__[reduction]
     layer = net.add_dist_collective(inputs[0], *kinds, -1, None)

@@ -75,8 +75,8 @@ def _shape_error(row: Tensor | Weight) -> str:
 
 
 def _cycle_errors(network: Network) -> Iterator[str]:
-    """Yield an error for a layer that depends on its own result. A recurrence layer depends only on its first input,
-    the initial value; its second input, computed in the loop, is a dependency of the loop's outputs only."""
+    """Yield an error for a layer that depends on its own result. A recurrence layer depends on its first input only,
+    the initial value. Its second input is computed in the loop: only the loop's outputs depend on it."""
     makers = {tensor.name: layer.name for layer in network.layers for tensor in layer.outputs}
     regions: dict[tuple[str, object], list[Layer]] = {}
     for layer in network.layers:
