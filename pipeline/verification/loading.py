@@ -51,8 +51,7 @@ class Loader(Protocol):
 def make_loadable(
     compiled: Compiled, failures: LoadResults, loader: Loader, trial_compiler: Recompiler, final_compiler: Recompiler
 ) -> tuple[Compiled, LoadResults | None]:
-    """Replace operators whose engines do not load; return a program whose engines load, and the loader's result for it
-    (None if the loader cannot try).
+    """Replace operators whose engines do not load. Return a program whose engines load, and the loader's result for it.
 
     The faulty operators are those that TensorRT's error message names, if an engine of these alone does not load
     either; otherwise bisection finds them. Operators with equal engines count as faulty, too. Each faulty operator gets
@@ -109,9 +108,8 @@ class _Search:
             raise ExecutionError(f"TensorRT loads no engine on this GPU: {'; '.join(failures.refused.values())}", hint)
 
     def choose_alternatives(self, compiled: Compiled, failures: LoadResults, *, in_torch: bool) -> Iterator[Decision]:
-        """Yield a `Decision` for each smallest set of operators that keeps an engine from loading: which alternative
-        implementation replaces it. With ``in_torch``, yield one for each such engine instead: all its operators run in
-        PyTorch. ``failures``: the engines that do not load."""
+        """Yield a `Decision` for each smallest set of operators that keeps an engine in ``failures`` from loading: an
+        alternative implementation. With ``in_torch``, yield one for each engine: all its operators run in PyTorch."""
         nodes = {node.name: node for node in compiled.program.graph.nodes if is_operator(node)}
         decided = set[str]()
         for segment in compiled.partitioned.engine_segments:
@@ -172,8 +170,7 @@ class _Search:
         self, compiled: Compiled, fault: Sequence[torch.fx.Node], reason: str
     ) -> tuple[tuple[int, ...], Alternative]:
         """Return the indices in ``fault`` of the nodes to replace, and the first alternative implementation of these
-        with which the engine of all nodes in ``fault`` loads; PyTorch if there is none. ``reason``: recorded with the
-        alternatives that are tried."""
+        with which the engine of ``fault`` loads, or PyTorch. ``reason``: recorded with each alternative tried."""
         everything = tuple(range(len(fault)))
         single = [(i,) for i in everything] if len(fault) <= MAX_SINGLE_TRIALS else []
         for alternative in ALTERNATIVES:

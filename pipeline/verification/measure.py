@@ -102,8 +102,7 @@ class Comparison:
 
 
 def run_module(module: CompiledModule, reference: Reference) -> list[Leaf]:
-    """Run a compiled module on the sample inputs and initial buffers of ``reference``; return results and mutated
-    tensors, in the order of the program's outputs."""
+    """Run a compiled module on the sample of ``reference``; return results and mutated tensors, in output order."""
     for name in module.program.buffers.values():
         find_buffer(module, name).copy_(reference.parameters[name].detach())
     return call_on_copies(

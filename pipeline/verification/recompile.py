@@ -94,5 +94,5 @@ class Recompiler:
         return validated
 
     def compile_validated(self, validated: Validated) -> Compiled:
-        """Compile a program from the stage ``partition`` on: each operator already has its converter or rejection."""
+        """Compile a program with these verdicts on its nodes (see `Verdict`), from the stage ``partition`` on."""
         return self.compile_partitioned(self.partition(validated))

@@ -190,9 +190,8 @@ def _run_in_widest_dtype(
     device: torch.device,
     bounds: Iterable[Bound],
 ) -> tuple[tuple[object, ...] | None, str]:
-    """Run the program on ``leaves`` in float64. If that fails, run it in float32, provided that it computes in half
-    precision (the ``dtype`` of a bound says so). Return results and the dtype's name; None and ``"eager"`` if no run
-    succeeds."""
+    """Run the program on ``leaves`` in float64; if that fails, in float32, but only if it computes in half precision
+    (the ``dtype`` of a bound). Return results and the dtype's name; None and ``"eager"`` if nothing ran."""
     halves = any(bound.dtype != torch.float32 for bound in bounds)
     for dtype in (torch.float64, torch.float32) if halves else (torch.float64,):
         try:

@@ -138,8 +138,7 @@ class _Writer:
         return _value_source(argument)
 
     def result_sources(self) -> list[str]:
-        """Return Python expressions for what the script's module returns: the tensors of faulty nodes that are read by
-        other nodes or by none."""
+        """Return, as source, what the script's module returns: tensors of faulty nodes that others read, or none."""
         found: list[str] = []
         for node in self.nodes:
             value: Argument = node.meta.get("val")
