@@ -224,7 +224,7 @@ class Call:
         return tuple(evolve(spec, seed=spec.seed + 101 * i).create_tensor(sizes) for i, spec in enumerate(self.specs))
 
     def args_with(self, tensors: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """Return (args, kwargs) with ``tensors`` in place of `TensorSpec` s, and each `Size` evaluated for ``sizes``."""
+        """Return (args, kwargs) with ``tensors`` in place of `TensorSpec` s, and `Size` s evaluated for ``sizes``."""
         rest = iter(tensors)
         return self.map_leaves(lambda leaf: next(rest) if isinstance(leaf, TensorSpec) else argument_value(leaf, sizes))
 

@@ -204,7 +204,7 @@ def _parse_model(
 
 def _capture(model: Model, settings: CompilationSettings, entry: Entry) -> tuple[Program, list[Snapshot]]:
     """Capture the model as ``entry`` says (see `check_model`). Return the program, and snapshots, taken before, of what
-    compilation must not change: the module's state and inputs, or the ``ExportedProgram``."""
+    compilation must not change: the module's state, the inputs and, if there is one, the ``ExportedProgram``."""
     module = model.create()
     args, kwargs = model.as_inputs() if entry == "inputs" else model.arguments(model.opt_sizes)
     shapes = None if entry == "inputs" else model.dynamic_shapes(module)

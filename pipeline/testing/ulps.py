@@ -28,7 +28,7 @@ class Units:
 
     ``signed_zeros``: whether zeros must have the same sign as in eager. ``exponential``: results are powers of e, for
     which TensorRT has a wider bound (``exponent_tolerance``). ``rounds_numbers``: eager rounds Python numbers in the
-    arguments to the tensor's dtype first, so the float64 result, which it is compared with, must do so too.
+    arguments to the tensor's dtype first, so the float64 result is computed from rounded numbers, too.
     """
 
     units: float

@@ -102,7 +102,7 @@ def draw_scatter_value_reduce(draw: Draw, target: object) -> Call:
 
 
 def _name_equal_dims(draw: Draw, call: Call) -> Call:
-    """Make some sizes of a call dynamic (see `name_sizes`): in dims that have one size in all tensors of the call."""
+    """Make sizes of a call dynamic (see `name_sizes`), except in its ``dim`` and where its tensors' sizes differ."""
     x, index, *source = call.specs
     rank, dim = len(x.shape), call.args[1]
     alike = [d for d in range(rank) if d != dim % rank and all(s.shape[d] == x.shape[d] for s in (index, *source))]
