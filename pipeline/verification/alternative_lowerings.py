@@ -142,7 +142,7 @@ def _trace_decomposition(rewriting: Rewriting, node: Node, depth: int) -> tuple[
 
 
 def use_next_converter(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
-    """Return verdicts in which each node has the next converter that accepts it; ``decide`` requires ``reason``."""
+    """Return verdicts in which each node has the next converter that accepts it; ``reason`` is unused."""
     verdicts = dict(validated.verdicts)
     if refused := [name for name in nodes if not verdicts[name].others]:
         raise NotPossibleError(f"no other registered converter accepts {', '.join(refused)}")

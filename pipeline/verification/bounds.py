@@ -126,8 +126,8 @@ class Spread:
         return Spread(torch.fmin(self.low, known), torch.fmax(self.high, known), (*self.draws, drawn), norms)
 
     def norm_bound(self, bound: float) -> float:
-        """Return the bound for the norm of a program's errors. It is ``bound``, unless many runs (the share `SHARE`)
-        have a larger norm: then it is the largest norm of a run times `SPREAD_FACTOR`."""
+        """Return the bound for the norm of a program's errors: ``bound``, unless at least a share `SHARE` of the runs
+        have a larger norm; then the largest norm of a run times `SPREAD_FACTOR`."""
         chance = sum(norm > bound for norm in self.norms) >= max(1, SHARE * len(self.norms))
         return SPREAD_FACTOR * max(self.norms) if chance else bound
 
@@ -135,11 +135,11 @@ class Spread:
         """Return a mask of the elements of ``ours`` whose error exceeds the bound, but that random rounding explains:
         they are between ``low`` and ``high``, widened by ``bound * scale``.
 
-        If many runs (the share `SHARE`) exceed the bound too, discrete choices (such as ``argmax``) may depend on
-        rounding, and each run chooses differently. Then elements whose range is wider than the bound are explained as
+        If at least a share `SHARE` of the runs exceed the bound too, discrete choices (such as ``argmax``) may depend
+        on rounding, and each run chooses differently. Then elements whose range is wider than the bound are explained as
         well, if one run has similar errors: as many and as large, up to the factor `SPREAD_FACTOR`.
 
-        errors: of ``ours``, relative to ``scale``, the exact output's largest magnitude. bound: for these errors.
+        errors: of ``ours``, relative to ``scale``, the exact output's largest magnitude. bound: the largest allowed error.
         """
         wrong, low, high = errors > bound, self.low.to(ours.device), self.high.to(ours.device)
         found = wrong & (ours >= low - bound * scale) & (ours <= high + bound * scale)

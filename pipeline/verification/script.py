@@ -138,7 +138,8 @@ class _Writer:
         return _value_source(argument)
 
     def result_sources(self) -> list[str]:
-        """Return, as source, what the script's module returns: tensors of faulty nodes that others read, or none."""
+        """Return, as source, what the script's module returns: the tensors of faulty nodes that other nodes read, or
+        no node at all."""
         found: list[str] = []
         for node in self.nodes:
             value: Argument = node.meta.get("val")

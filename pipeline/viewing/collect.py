@@ -168,7 +168,7 @@ class _Collector:
 
     @cached_property
     def alternatives_by_node(self) -> Mapping[str, Sequence[Healed]]:
-        """Return, by node, how `pipeline.verify` implemented it instead, because its engine was wrong (`Healed`)."""
+        """Return, by node, its alternative implementations, chosen since its engine was wrong or did not load."""
         rows = defaultdict(list)
         for row in self.compiled.healed:
             rows[row.node].append(row)
