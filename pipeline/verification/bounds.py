@@ -136,10 +136,10 @@ class Spread:
         they are between ``low`` and ``high``, widened by ``bound * scale``.
 
         If at least a share `SHARE` of the runs exceed the bound too, discrete choices (such as ``argmax``) may depend
-        on rounding, and each run chooses differently. Then elements whose range is wider than the bound are explained as
-        well, if one run has similar errors: as many and as large, up to the factor `SPREAD_FACTOR`.
+        on rounding, and each run chooses differently. Then elements whose range is wider than the bound are explained
+        as well, if one run has similar errors: as many and as large, up to the factor `SPREAD_FACTOR`.
 
-        errors: of ``ours``, relative to ``scale``, the exact output's largest magnitude. bound: the largest allowed error.
+        errors: of ``ours``, relative to ``scale``, the exact output's largest magnitude. bound: the largest allowed.
         """
         wrong, low, high = errors > bound, self.low.to(ours.device), self.high.to(ours.device)
         found = wrong & (ours >= low - bound * scale) & (ours <= high + bound * scale)
