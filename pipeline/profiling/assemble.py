@@ -93,8 +93,8 @@ def _median_rows(runs: Sequence[Rows]) -> Rows:
 def _layer_times(
     compiled: Compiled, segment: Segment, rows: Rows, metadata: Mapping[str, Sequence[str]]
 ) -> Iterator[LayerTime]:
-    """Yield the profiler's rows of an engine, each with the nodes whose results it computes. ``metadata``: the network
-    layers that the engine inspector reports for each row, by the row's name."""
+    """Yield a record for each profiler row of an engine: its time, and the graph nodes that the row computes.
+    ``metadata``: by row name, the network layers that the engine inspector lists for the row."""
     names = [name for name, _ in rows]
     index = [s.name for s in compiled.partitioned.engine_segments].index(segment.name)
     engine, network = compiled.engines[index], compiled.networks[index]

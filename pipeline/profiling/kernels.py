@@ -50,10 +50,10 @@ class RowTimes:
 
 
 def kernels_by_segment(segment_names: Sequence[str], spans: Iterable[Span]) -> Mapping[str, list[list[Span]]]:
-    """Group measured kernels by segment and by run of the segment; the first run of each segment is dropped.
+    """Return the kernels of each segment, by its name: a list for each run, except the first (a warm-up).
 
-    segment_names: in execution order. spans: all measured kernels, with a marker kernel (`MARKER`) before and
-        after each segment. The result is empty if markers are missing.
+    segment_names: in execution order, a name for each run. spans: all measured kernels, with a marker kernel (`MARKER`)
+        before and after each run of a segment. The result is empty if markers are missing.
     """
     found: dict[str, list[list[Span]]] = {name: [] for name in segment_names}
     ordered = sorted(spans, key=lambda span: span.start)

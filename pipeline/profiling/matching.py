@@ -32,9 +32,9 @@ PRODUCT = "product"
 @frozen
 class Match:
     """The network's layers that a profiler row measures; ``by`` is how they were found: by the engine ``inspector``,
-    the ``plan``'s list of the kernel's layers, the ``order`` of kernels in the plan, or the row's ``name``; empty if
-    they were not found. For a row without layers, ``by`` is its kind: ``streams`` (synchronization) or ``sizes``
-    (shape arithmetic)."""
+    the ``plan``'s list of the kernel's layers, the ``order`` of kernels in the plan, or the row's ``name``. For a row
+    that computes no layer, ``by`` is why: ``streams`` (synchronization) or ``sizes`` (shape arithmetic). It is empty if
+    layers were looked for and not found."""
 
     layers: tuple[str, ...] = ()
     by: str = ""
@@ -66,7 +66,7 @@ class _LayerIndex:
         self.owned = {node_name(layer) for layer in self.claimed}
 
     def match(self, row_name: str, step: Kernel | None) -> Match:
-        """Return the layers that a profiler row measures, given its kernel in the plan."""
+        """Return the layers that a profiler row measures. ``step``: the row's kernel, if the plan lists it."""
         if listed := self.known_layers(self.metadata.get(row_name, ())):
             return Match(listed, "inspector")
         if step is not None and step.layers:
@@ -87,8 +87,8 @@ class _LayerIndex:
         return tuple(dict.fromkeys(name for name in whole if name in self.index))
 
     def following_layers(self, step: Kernel) -> tuple[str, ...]:
-        """Guess the layers of a kernel for which the plan lists no layers: those that follow the layers of the previous
-        kernel in the network, up to a layer that the plan lists for another kernel."""
+        """Guess the layers of ``step``, a kernel for which the plan lists none: the layers of the network between those
+        of the preceding kernel and the next layer that the plan lists for any kernel."""
         before = [other for other in self.steps if other.place < step.place and other.kind not in STREAMS | SIZES]
         last = max((self.index[name] for each in before[-1:] for name in self.known_layers(each.layers)), default=None)
         if last is None:
@@ -98,33 +98,35 @@ class _LayerIndex:
 
 
 def _align_steps(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kernel]:
-    """Return the plan's kernels by the index of the profiler row that measures them. A row is matched by the number in
-    its name, else by aligning the sequence of rows with that of kernels. There, all matmuls and convolutions count as
-    equal, since libraries name their kernels."""
+    """Return, by the index of a profiler row in ``rows`` (names), the kernel in the engine's plan that it measures.
+    ``steps``: the plan's kernels. A row is matched by the kernel's number at the end of its name (``_myl0_3``), else by
+    aligning the two sequences. Alignment treats all matmuls and convolutions as equal, because a library's kernel has
+    different names in the plan and in the row."""
     by_place = {(step.place, kernel_stem(step.name)): step for step in steps}
     numbers = ((i, row, _PLACE.search(row)) for i, row in enumerate(rows))
     placed = {i: by_place.get((int(place[1]), kernel_stem(row))) for i, row, place in numbers if place is not None}
     kernels = [step for step in steps if step.kind not in STREAMS | SIZES]
-    names = {kernel_stem(kernel.name): _comparable_name(kernel) for kernel in kernels}
-    ran, planned = [_comparable_row(row, names) for row in rows], [_comparable_name(kernel) for kernel in kernels]
+    keys = {kernel_stem(kernel.name): _kernel_key(kernel) for kernel in kernels}
+    ran, planned = [_row_key(row, keys) for row in rows], [_kernel_key(kernel) for kernel in kernels]
     blocks = SequenceMatcher(None, ran, planned, autojunk=False).get_matching_blocks()
     alike = {block.a + i: kernels[block.b + i] for block in blocks for i in range(block.size)}
     return alike | {i: step for i, step in placed.items() if step is not None}
 
 
 def kernel_stem(name: str) -> str:
-    """Return a kernel's name without the suffixes of its instance (``_0x31bf89da…``, ``_myl0_3``)."""
+    """Return a kernel's name without the hash and number that TensorRT appends (``_0x31bf89da…``, ``_myl0_3``)."""
     return _INSTANCE.sub("", name, count=1)
 
 
-def _comparable_row(row_name: str, names: Mapping[str, str]) -> str:
-    """Return the text that represents a profiler row when rows are aligned with kernels: that of the row's kernel,
-    ``product`` for a library's kernel, or the row's name. ``names``: each kernel's text, by `kernel_stem`."""
-    return names.get(kernel_stem(row_name)) or (PRODUCT if _LIBRARY.search(row_name) else row_name)
+def _row_key(row_name: str, keys: Mapping[str, str]) -> str:
+    """Return the key that a profiler row is aligned by, which equals that of its kernel (`_kernel_key`). ``keys``: the
+    keys of kernels by `kernel_stem`, where a row's name is looked up. If it is not found, the key is ``product`` for a
+    name that contains ``gemm``, ``conv`` or the like, else the name itself."""
+    return keys.get(kernel_stem(row_name)) or (PRODUCT if _LIBRARY.search(row_name) else row_name)
 
 
-def _comparable_name(kernel: Kernel) -> str:
-    """Return a kernel's name without its instance's suffixes, or ``product`` if it computes a matmul or convolution."""
+def _kernel_key(kernel: Kernel) -> str:
+    """Return the key that a kernel is aligned by: ``product`` for a matmul or convolution, else its `kernel_stem`."""
     return PRODUCT if kernel.role == PRODUCT else kernel_stem(kernel.name)
 
 

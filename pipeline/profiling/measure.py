@@ -127,15 +127,17 @@ CYCLES = 2.5e9
 
 @define
 class SegmentTimer:
-    """A timer for a segment's kernels without the gaps between launches: before each run, it keeps the GPU busy for 1.5
-    times the segment's shortest launch time on the host, so all kernels are queued before the first one runs. After
-    about 1,000 queued launches the host waits, so the host's time in later runs may include GPU time."""
+    """A timer of a segment's kernels that excludes gaps between launches. Before each run, it launches a kernel that
+    waits for longer than the host needs to launch the segment (1.5 times ``host``, the shortest launch time in
+    seconds), so all kernels are queued before the first one runs. After about 1,000 queued launches the host waits, so
+    ``host`` may then include GPU time. ``marks``: CUDA events before and after each run."""
 
     host: float | None = None
     marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(factory=list)
 
     def __call__(self, run: SegmentRunner, inputs: list[Leaf], options: RunOptions) -> Sequence[Leaf]:
-        """Run the segment and record its GPU time. The first run only measures the host's time, and is not recorded."""
+        """Run the segment, record its GPU time and launch time, and return its outputs. Of the first run, only the
+        launch time is kept, which later runs need."""
         if self.host is not None:
             keep_busy(int(1.5 * self.host * CYCLES))
         start, since = record_event(), perf_counter()
@@ -153,14 +155,16 @@ def keep_busy(cycles: int) -> None:
 
 
 def create_instrumentable(compiled: Compiled, shared_constants: dict[str, torch.Tensor] | None = None) -> ProgramModule:
-    """Return a module that launches each segment separately, without CUDA graphs, and reads the model's weights in
-    place. ``shared_constants``: a dict of constants for all modules of a model, which adds its own."""
+    """Return a module for measurements, in which `ProgramModule.instrument` can wrap each segment: it runs without CUDA
+    graphs, on the model's own weights. ``shared_constants``: a dict to pass for all programs of one model; modules
+    take constants from it, and add missing ones."""
     settings = compiled.settings.evolve(cuda_graphs=False, engine_graphs=False, copy_weights=False)
     return ProgramModule(compiled, "tensorrt", settings, shared_constants)
 
 
 def segment_times(module: ProgramModule, call: Call, runs: int) -> Mapping[str, list[float]]:
-    """Time a call ``runs`` times; return each segment's milliseconds by name. The module keeps its timers."""
+    """Time a call ``runs`` times; return a list of milliseconds, one for each run, by segment name. The timers remain
+    attached to the module."""
     timers = attach_timers(module)
     for _ in range(runs + 1):
         call(module)
@@ -261,8 +265,8 @@ def kernel_times(compiled: Compiled, call: Call, runs: int) -> Mapping[str, list
 def run_between_markers(
     order: list[str], name: str, timer: SegmentTimer, run: SegmentRunner, inputs: list[Leaf], options: RunOptions
 ) -> Sequence[Leaf]:
-    """Run a segment between two marker kernels (which only wait), which delimit its kernels in the measurement; add its
-    name to ``order``."""
+    """Run a segment through its timer, with a marker kernel before and after it, by which `kernels_by_segment` finds
+    the segment's kernels. Append the segment's name to ``order``."""
     order.append(name)
     if timer.host is None:
         keep_busy(1)

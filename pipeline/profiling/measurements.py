@@ -43,8 +43,8 @@ class Measurements(Protocol):
     """A store of the measured times of programs and engines, by `Keys`."""
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
-        """Return, by key, the times measured on the current model of GPU. If there is no GPU or its compute capability
-        is not in ``targets``, return those of the only stored GPU model with the target's compute capability."""
+        """Return, by key (a value in `Keys`), the times measured on the current model of GPU. Without a GPU, or if
+        ``targets`` (compute capabilities) lack its own: those of the only stored GPU model that has the one target."""
 
     def save(self, measured: Mapping[str, Milliseconds]) -> None:
         """Save measured times for the current GPU; times that are already saved are not replaced."""
@@ -67,11 +67,11 @@ class Keys:
     """The keys under which a program's measured times are saved: digests of everything that determines times, except
     the GPU and the versions of libraries.
 
-    program: the key of the whole program, a digest of the captured graph and its sizes. Under it are saved two times:
-        of the fastest mixture of engines and PyTorch, and of a variant with more operators in PyTorch.
+    program: the key of the whole program, a digest of the captured graph and its sizes. Saved under it: the time of the
+        fastest mixture of engines and PyTorch, and that of an alternative with more operators in PyTorch.
     engines: the key of each engine, by engine name: a digest of its network that does not depend on names.
 
-    Keys of one optimization profile are for calls with its sizes, and contain only engines that run in such calls.
+    A program with optimization profiles has `Keys` for each profile, with only the engines that run in that profile.
     """
 
     program: str
@@ -79,8 +79,8 @@ class Keys:
 
     @classmethod
     def of(cls, compiled: Compiled, profile: int | None = None, alternative: str = "program") -> Keys:
-        """Return the keys of a program or of one of its optimization profiles (by index). ``alternative``: any text
-        that names the variant with more operators in PyTorch; the program's key depends on it."""
+        """Return the keys of a program or of one of its optimization profiles (by index). ``alternative``: what runs in
+        PyTorch in the alternative that is timed too (``program``: all of it); the text is part of the program's key."""
         prefix = "\n".join([_settings_text(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
         segments = [(segment, network) for segment, network in rows if segment.runs_in(profile)]

@@ -51,15 +51,13 @@ def segment_costs(
     measuring_context: Callable[[], AbstractContextManager[object]] = nullcontext,
     runs: int = FEW,
 ) -> list[Mapping[str, SegmentCost]]:
-    """Measure the segments of several programs; return the lowest time of each segment in a call. Programs run
-    alternately, and the minimum counts, since other processes on the GPU only add time. For several calls, return the
-    geometric mean.
-
-    With the setting ``cuda_graphs`` these are times within the program's CUDA graph, in which the host launches
-    nothing.
+    """Measure the segments of several programs; return, for each program, the cost of each segment by name. Programs
+    run alternately, and the shortest run of a call counts, since other processes on the GPU only add time; for several
+    calls, the geometric mean of these. With the setting ``cuda_graphs``, a cost is the segment's share of the program's
+    CUDA graph, in which the host launches nothing.
 
     measuring_context: returns a context manager, in which the calls are timed. It is entered after engines are loaded
-        and kernels compiled.
+        and kernels compiled. runs: the maximum number of runs of each call; long calls run less often.
     """
     shared = dict[str, torch.Tensor]()
     with torch.no_grad():
@@ -82,7 +80,8 @@ def segment_costs(
 def _costs_in_calls(
     modules: Sequence[ProgramModule], timers: Sequence[Mapping[str, SegmentTimer]], call: Call, runs: int
 ) -> list[dict[str, SegmentCost]]:
-    """Return, for each program, the lowest times of its segments in calls without a CUDA graph."""
+    """Return, for each module, the lowest times of its segments by name, in ``runs`` calls without a CUDA graph.
+    ``timers``: the timers of each module by segment (`attach_timers`)."""
     for timer in (timer for module_timers in timers for timer in module_timers.values()):
         timer.host, timer.marks = None, []
     for _ in range(runs + 1):
@@ -106,10 +105,9 @@ def _geometric_mean(costs: Sequence[SegmentCost]) -> SegmentCost:
 def _measure_replays(
     programs: Sequence[Compiled], modules: Sequence[ProgramModule], calls: Sequence[Call], counts: Sequence[int]
 ) -> Iterator[list[list[float]]]:
-    """Capture each call of each program in a CUDA graph, and replay it. Yield, for each call, a list with the
-    milliseconds of every replay for each program; the list is empty if the program's setting ``cuda_graphs`` is False
-    or the capture fails. ``counts``: the number of replays for each call. All graphs share one memory pool.
-    """
+    """Capture each call of each program in a CUDA graph, and replay it. Yield, for each call, a list with an item for
+    each program: the milliseconds of its replays, or ``[]`` if its setting ``cuda_graphs`` is False or the capture
+    fails. ``counts``: the number of replays of each call. All graphs share one memory pool."""
     pool: Argument = None
     graphs: list[torch.cuda.CUDAGraph | None] = []
     for call, count in zip(calls, counts, strict=True):

@@ -92,7 +92,7 @@ class TensorSpec:
         return generate_values(self.value_kind(sizes), [dim_size(d, sizes) for d in self.shape], self.dtype, self.seed)
 
     def value_kind(self, sizes: Sizes) -> Leaf:
-        """Return the kind of values with numbers for names of sizes: ``("below", 5)`` for ``("below", "n")``."""
+        """Return ``values`` with numbers for size names: ``("below", "n")`` becomes ``("below", 5)`` if n is 5."""
         if isinstance(self.values, str):
             return self.values
         return self.values[0], *(dim_size(v, sizes) for v in self.values[1:])
@@ -224,7 +224,7 @@ class Call:
         return tuple(evolve(spec, seed=spec.seed + 101 * i).create_tensor(sizes) for i, spec in enumerate(self.specs))
 
     def args_with(self, tensors: Sequence[object], sizes: Mapping[str, object]) -> tuple[list[Leaf], dict[str, Leaf]]:
-        """Return the arguments with these tensors in place of ``specs``, and each ``Size`` evaluated."""
+        """Return (args, kwargs) with ``tensors`` in place of `TensorSpec` s, and `Size` s evaluated for ``sizes``."""
         rest = iter(tensors)
         return self.map_leaves(lambda leaf: next(rest) if isinstance(leaf, TensorSpec) else argument_value(leaf, sizes))
 

@@ -169,7 +169,8 @@ def _convert_twice(call: Call, partitioned: Partitioned) -> Converted:
 
 
 def _uses_own_converter(call: Call, partitioned: Partitioned, required: bool) -> bool:
-    """Return whether an engine contains the target operator itself; if not, and if that is required, raise an error."""
+    """Return whether an engine runs the call's operator itself, so its converter is tested, and not a decomposition;
+    if not, and if ``required``, raise a `CheckError`."""
     kept = {node.name for node in partitioned.program.graph.nodes if node.target is call.target}
     found = any(name in kept for segment in partitioned.engine_segments for name in segment.nodes)
     if required and not found:
@@ -183,7 +184,8 @@ def default_executors(build: bool) -> tuple[Executor, ...]:
 
 
 def compare_with_eager(call: Call, call_program: CallProgram, compiled: Compiled, executor: Executor) -> None:
-    """Run the compiled call and eager at each combination of sizes, and raise an error if their results differ."""
+    """Run ``compiled`` and, in eager, ``call`` at each of ``call.sizes_to_try``; raise a `CheckError` if results
+    differ. ``call_program``: the captured program, which gives the arguments for the sizes."""
     module = run_or_fail("runs", call, lambda: compiled.module(executor))
     for sizes in call.sizes_to_try:
         _compare_at_sizes(sizes, call, call_program, module, executor)
@@ -192,6 +194,7 @@ def compare_with_eager(call: Call, call_program: CallProgram, compiled: Compiled
 def _compare_at_sizes(
     sizes: Mapping[str, int], call: Call, call_program: CallProgram, module: CompiledModule, executor: Executor
 ) -> None:
+    """Raise a `CheckError` if the compiled ``module`` and ``call`` in eager PyTorch differ at these sizes."""
     where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items()) or 'these sizes'} on {executor}"
     results = run_or_fail("runs", call, lambda: module(*call_program.arguments(call, sizes)), where)
     expected = compute_expected(call, sizes, [fake.dtype for fake in _fake_outputs(call_program.program)])

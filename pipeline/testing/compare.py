@@ -38,10 +38,10 @@ class Expected:
 
 
 def compute_expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torch.dtype]) -> Expected:
-    """Run the operator in PyTorch: with the call's own dtypes, and in float64. Also run it on the absolute values of
-    the inputs, if its tolerance in ``ULPS`` has the scale ``"absolute"``. ``dtypes``: the dtypes of the results.
+    """Run the operator in PyTorch with the call's own dtypes, and in float64. Also run it on the absolute values of the
+    inputs, if the operator's tolerance in ``ULPS`` has the scale ``"absolute"``. ``dtypes``: the dtypes of the results.
 
-    If PyTorch has no CPU kernel for the call, the float64 results, rounded to ``dtypes``, replace eager's.
+    If PyTorch has no CPU kernel for the call's dtypes, `Expected.eager` has the float64 results, rounded to ``dtypes``.
     """
     tensors = call.create_tensors(sizes)
     doubles = _inputs_in_float64(tensors, any(d.is_floating_point for d in dtypes))
@@ -72,8 +72,8 @@ def compute_expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torc
 
 
 def _inputs_in_float64(tensors: Sequence[torch.Tensor], results_are_floats: bool) -> list[torch.Tensor]:
-    """Return the inputs in float64 or complex128. Integers are kept, unless all inputs are integers and the results are
-    floats: eager then computes in float32."""
+    """Return the inputs in float64 or complex128, for an exact result. Integers are kept; but if all inputs are
+    integers and results are floats, eager would compute in float32, so integers are converted to float64 as well."""
     if results_are_floats and not any(map(_is_inexact, tensors)):
         return [t.float().double() for t in tensors]
     return [t.to(_widen_dtype(t.dtype)) for t in tensors]
@@ -149,7 +149,8 @@ def describe_difference(expected: Expected, index: int, result: torch.Tensor, ex
 def _allowed_error(
     tolerance: Units, expected: Expected, index: int, exact: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return the error that is allowed in addition to eager's, by the operator's tolerance in ``ULPS``."""
+    """Return, for each element, how much larger than eager's its error may be: ``tolerance``, the operator's `Units`,
+    at the scale of the result. ``index``: of the result in ``expected``; ``exact``: the same result in float64."""
     info = torch.finfo(dtype)
     size = exact.abs().nan_to_num(0.0, info.max, info.max)
     if tolerance.scale == "pair":
@@ -231,8 +232,9 @@ def _describe_leaf_difference(eager: object, exact: object, result: object, dtyp
 def _wrong_in_program(
     eager: torch.Tensor, exact: object, result: torch.Tensor, dtype: torch.dtype, executor: str
 ) -> torch.Tensor:
-    """Return a mask of elements whose error against ``exact`` exceeds the tolerance of programs in ``dtype`` plus twice
-    eager's largest error."""
+    """Return a mask of the elements of a program's ``result`` whose error exceeds twice eager's largest error plus the
+    tolerance in `PROGRAM`, by ``dtype`` (the coarsest in the program) and ``executor``. ``exact``: the float64 result,
+    against which errors are measured; if it is None, eager's result serves."""
     best = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
     best, single, ours = best.double(), eager.double(), result.double()
     worst = float((single - best).abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0

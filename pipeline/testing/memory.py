@@ -15,7 +15,7 @@ from pipeline.aten.types import Argument, Target
 
 
 def named_leaves(tree: object) -> tuple[list[tuple[str, object]], object]:
-    """Return the leaves of a pytree with their paths, and its structure; paths are indices if a type has no keys."""
+    """Return a pytree's leaves with their paths (``['x'][0]``, or the leaf's index), and the pytree's ``TreeSpec``."""
     try:
         leaves, spec = tree_flatten_with_path(tree)
     except ValueError:
@@ -54,9 +54,9 @@ def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class ReturnedInputs(TorchFunctionMode):
-    """A mode that records input tensors that functions return unchanged, as ``flatten`` does with a vector. In
-    torch.export's graph, input and result are then separate values, so a compiled program returns a different tensor
-    object. In-place functions are not recorded."""
+    """A mode for an eager call that records, in ``tensors``, arguments that torch functions return as they are, such as
+    the vector in ``flatten(vector)``. In torch.export's graph, argument and result are two values: where eager returns
+    one tensor object, a compiled program may return two. In-place functions are not recorded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,9 +73,9 @@ class ReturnedInputs(TorchFunctionMode):
 def describe_shared_memory(
     ours: object, our_inputs: object, eager: object, eager_inputs: object, returned: Sequence[torch.Tensor] = ()
 ) -> str:
-    """Describe where the memory sharing of our results and inputs differs from eager's: tensors that share memory
-    only in ours, or that are one object only in eager, except ``returned``. Return an empty text if there is no
-    such difference. ``ours`` and ``eager`` (results) have the same structure, and so do the inputs."""
+    """Describe the first two tensors among our results and inputs that share memory, but not in eager; or that are one
+    object in eager, but not in ours. Objects in ``returned`` may be two in ours (see `ReturnedInputs`). Return an empty
+    text if there are none. ``ours`` and ``eager`` (results) have the same structure, and so do the inputs."""
     mine, other = (
         [*_labeled_tensors("result", results), *_labeled_tensors("input", inputs)]
         for results, inputs in ((ours, our_inputs), (eager, eager_inputs))

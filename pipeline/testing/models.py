@@ -139,11 +139,11 @@ def check_model(
     """Compile a model, and compare two successive calls with eager PyTorch at opt, min, max and an intermediate size.
 
     Two compilations must produce the same networks, which can be saved, and must not change any argument. No engine has
-    fewer operators than ``min_block_size`` (unless it has all), and there are at most ``max_engines``. Each call must
+    fewer operators than ``min_block_size`` (unless it is the whole program); at most ``max_engines``. Each call must
     return eager's pytree, dtypes, shapes and values (the error against float64 may exceed eager's by the units of
     ``ulps.PROGRAM``), and mutate inputs and buffers as eager does. Results, inputs and later calls must not share
-    memory unless they do in eager. A returned input must be the same object, and so must a result returned twice
-    (except ``memory.ReturnedInputs``).
+    memory unless they do in eager. If a result is the same tensor object as an input or another result in eager, it
+    must be so in the compiled model (except for ``memory.ReturnedInputs``).
 
     Args:
         make: a function or class that creates the model; it is called with a fixed seed.
@@ -182,7 +182,7 @@ def capture_model(
     entry: Entry = "dims",
     **options: Any,
 ) -> Program:
-    """Return the program that ``check_model`` compiles for these arguments; of ``options``, only settings are used."""
+    """Return the program that `check_model` compiles for the same arguments; of ``options``, only settings are used."""
     settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
     return _capture(_parse_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 
@@ -203,7 +203,8 @@ def _parse_model(
 
 
 def _capture(model: Model, settings: CompilationSettings, entry: Entry) -> tuple[Program, list[Snapshot]]:
-    """Capture the model; return the program, and snapshots of all arguments from before the capture."""
+    """Capture the model as ``entry`` says (see `check_model`). Return the program, and snapshots, taken before, of what
+    compilation must not change: the module's state, the inputs and, if there is one, the ``ExportedProgram``."""
     module = model.create()
     args, kwargs = model.as_inputs() if entry == "inputs" else model.arguments(model.opt_sizes)
     shapes = None if entry == "inputs" else model.dynamic_shapes(module)
@@ -219,7 +220,8 @@ def _capture(model: Model, settings: CompilationSettings, entry: Entry) -> tuple
 
 
 def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: Entry) -> Compiled:
-    """Compile the model twice; check that networks are equal and arguments unchanged; return the program."""
+    """Compile the model twice, captured as ``entry`` says (see `check_model`); check that networks are equal and the
+    model and its inputs unchanged; return the compiled program."""
     try:
         program, before = _capture(model, compile.settings, entry)
         text = str(program)
@@ -275,7 +277,8 @@ def _check_inputs_are_read(compiled: Compiled) -> None:
 
 
 def _compare_with_eager(model: Model, compiled: Compiled, executor: Executor, strided: bool) -> None:
-    """Compare the compiled model with eager and with eager in float64; each has its own state."""
+    """Run the compiled model, eager, and eager in float64 on the same inputs, each with its own buffers; raise a
+    `ModelError` if they differ. ``strided``: also test non-contiguous inputs."""
     module, eager, exact = compiled.module(executor), model.create(), model.create().double()
     tries = [(sizes, False) for sizes in model.sizes_to_try]
     tries += [(sizes, True) for sizes in (model.opt_sizes, *model.sizes_to_try[-1:]) if strided]
@@ -290,7 +293,8 @@ def _compare_with_eager(model: Model, compiled: Compiled, executor: Executor, st
 
 @frozen
 class _ComparedCalls:
-    """Calls of the compiled module, eager, and eager in float64 with the same arguments, to compare results."""
+    """A comparison of the compiled ``module`` with ``eager`` and ``exact`` (in float64) on their own copies of the same
+    arguments: ``ours``, ``theirs`` and ``doubles``."""
 
     module: CompiledModule
     eager: torch.nn.Module
@@ -342,7 +346,8 @@ class _ComparedCalls:
         return ours, eager
 
     def compare_outputs(self, kind: Kind, label: str, eager: object, exact: object, ours: object, where: str) -> None:
-        """Raise a `ModelError` of this kind if ``ours`` differs from eager. ``label``: result, input or buffer."""
+        """Raise a `ModelError` of this kind if ``ours`` is wrong: errors against ``exact`` may slightly exceed eager's.
+        ``label``: result, input or buffer. ``where``: the sizes and executor, for the message."""
         if fault := describe_outputs_difference(label, eager, exact, ours, self.module.program, self.executor):
             parts = f"the program is\n{self.module.program}\n\nand its engines are\n{_as_text(self.module.compiled)}"
             raise ModelError(kind, f"the compiled model differs from eager: {fault}{where}; {parts}")

@@ -147,7 +147,7 @@ class _Builder:
         return result
 
     def create_outputs(self, node: torch.fx.Node) -> list[Leaf]:
-        """Create nodes for requested results (``getitem`` for tuples); complex ones become pairs of reals."""
+        """Return the nodes of ``Call.outputs``: items of a tuple, or ``node``. Complex ones become pairs of reals."""
         value, results = node.meta["val"], [node]
         if isinstance(value, tuple | list):
             results = [self.add_call(operator.getitem, node, i) for i in (self.call.outputs or range(len(value)))]

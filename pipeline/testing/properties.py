@@ -40,11 +40,11 @@ _HYPOTHESIS_OPTIONS: dict[str, Any] = {
 
 @define
 class Tally:
-    """Counts of the calls that were tested.
+    """Counts of the calls that were tested; each was passed, rejected or refused.
 
-    passed: calls that passed every check. used: passed calls that used the target's own converter. reasons: for calls
-        that cannot run in an engine, counts by reason. refused: for calls that eager PyTorch or tracing does not
-        accept, the errors. seen: all calls.
+    passed: calls that passed every check. used: those of them that tested the target's own converter, and not a
+        decomposition. reasons: why calls were rejected (cannot run in an engine), with counts. refused: the errors for
+        calls that eager PyTorch or tracing does not accept. seen: all calls.
     """
 
     passed: int = 0
@@ -161,7 +161,7 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
     Args:
         converter: a function declared with ``dynamo_tensorrt_converter``, or a registry.
         targets: the operators to test; by default all that the converter declares.
-        options: keyword arguments of ``check_target``. In the registry that is given as ``registry``, the converter
+        options: keyword arguments of ``check_target``. The converter is tested in ``registry`` (one of them), where it
             replaces all other converters of its operators.
 
     Raises:

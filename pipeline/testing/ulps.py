@@ -23,12 +23,12 @@ Scale = Literal["element", "pair", "tensor", "absolute"]
 
 @frozen
 class Units:
-    """The tolerance of an operator: ``units`` in the last place by which errors may exceed eager's, ``gpu`` additional
-    units on a GPU, and ``tf32``, a relative error of float32 matmuls on a GPU.
+    """The tolerance of an operator, by which errors may exceed eager's: ``units`` in the last place (ULPs); on a GPU,
+    ``gpu`` more ULPs and, for float32 matmuls, the relative error ``tf32``.
 
     ``signed_zeros``: whether zeros must have the same sign as in eager. ``exponential``: results are powers of e, for
-    which TensorRT has a wider bound (``exponent_tolerance``). ``rounds_numbers``: eager rounds Python numbers to the
-    tensor's dtype before it computes, so the exact result is computed from rounded numbers.
+    which TensorRT has a wider bound (``exponent_tolerance``). ``rounds_numbers``: eager rounds Python numbers in the
+    arguments to the tensor's dtype first, so the float64 result is computed from rounded numbers, too.
     """
 
     units: float
@@ -48,17 +48,17 @@ class Units:
         return self.units + self.gpu + (self.tf32 / torch.finfo(dtype).eps if uses_tf32 else 0.0)
 
     def for_complex_results(self) -> Units:
-        """Return the tolerance for complex results: real and imaginary parts are sums of products, which may cancel,
-        and the signs of eager's zeros depend on the tensor's length."""
+        """Return the tolerance for complex results. It is larger, since real and imaginary parts are sums of products,
+        which may cancel; and signs of zeros are not compared, since eager's depend on the tensor's length."""
         scale: Scale = "pair" if self.scale == "element" else self.scale
         return evolve(self, units=self.units + 6, scale=scale, signed_zeros=False)
 
     def exponent_tolerance(self, executor: str, exact: torch.Tensor) -> torch.Tensor:
-        """Return the additional error allowed for TensorRT, which rounds the exponent of e to float32: the error grows
-        with the exponent. A power that is subnormal in float32 may also become 0; silu multiplies this error by up to
-        128.
+        """Return, for each element of the ``exact`` result, the additional absolute error allowed if ``executor`` is
+        TensorRT and results are powers e**x (sigmoid, silu). TensorRT rounds x to float32, so the error grows with x.
+        It also turns results that are subnormal in float32 to 0, an error that silu multiplies by up to 128.
 
-        Measured on RTX 1.4 and an H200: sigmoid returns 7.416116e-37 for 7.416110e-37, 7 units. TensorRT's sigmoid
+        Measured on RTX 1.4 and an H200: sigmoid returns 7.416116e-37 for 7.416110e-37, 7 ULPs. TensorRT's sigmoid
         layer for bfloat16, which converters therefore do not use, returned 0 for 6.6e-36.
         """
         if executor != "tensorrt" or not self.exponential:

@@ -95,7 +95,7 @@ def _large_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Gen
 
 
 def _distinct_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate distinct values around zero in random order: 1 apart, 0.5 in floats, and 2**33 + 1 in int64."""
+    """Generate distinct multiples of a step (int64: 2**33 + 1, floats: 0.5, others: 1) around zero, in random order."""
     count = math.prod(shape)
     order = torch.randperm(count, generator=generator).reshape(tuple(shape)) - count // 2
     step = 0.5 if dtype.is_floating_point else (1 << 33) + 1 if dtype == torch.int64 else 1

@@ -35,8 +35,9 @@ class NotPossibleError(PipelineError):
 
 @frozen
 class Alternative:
-    """An alternative implementation of nodes. ``rewrite`` replaces the nodes in the graph; ``decide`` chooses another
-    converter for them, or PyTorch. If not possible, both raise `NotPossibleError`. ``action``: its name in reports."""
+    """An alternative way to compile any nodes. It defines ``rewrite``, which replaces the named nodes in the graph, or
+    ``decide``, which chooses another converter for them, or PyTorch, with a reason. Both raise `NotPossibleError` if
+    the nodes do not allow it. ``action``: what reports say of such nodes, ``computed in float32``."""
 
     action: str
     rewrite: Callable[[Program, Sequence[str]], Program] = lambda program, nodes: program
@@ -141,7 +142,7 @@ def _trace_decomposition(rewriting: Rewriting, node: Node, depth: int) -> tuple[
 
 
 def use_next_converter(validated: Validated, nodes: Sequence[str], reason: str) -> Validated:
-    """Return verdicts that choose, for each node, the next converter that accepts the node; ``reason`` is unused."""
+    """Return verdicts in which each node has the next converter that accepts it; ``reason`` is unused."""
     verdicts = dict(validated.verdicts)
     if refused := [name for name in nodes if not verdicts[name].others]:
         raise NotPossibleError(f"no other registered converter accepts {', '.join(refused)}")

@@ -35,10 +35,10 @@ def bisect_program(
     recompiler: Recompiler,
     max_builds: int = MAX_BUILDS,
 ) -> Bisection:
-    """For a program that does not agree with eager, find the smallest sets of nodes whose engines return wrong results.
+    """Find the smallest sets of nodes that make a program's results wrong, even if only these run in TensorRT.
 
-    agreement: the errors of the whole program. comparison: the reference results. recompiler: the stages that compile
-        parts of the program.
+    agreement: the errors of the whole program. comparison: eager's results. recompiler: the stages that compile the
+        program with some nodes in PyTorch. max_builds: how often; then the sets found so far are returned.
     """
     trials = _PartialCompilations(compiled, agreement, comparison, recompiler)
     nodes = suspect_operators(compiled, agreement, comparison)
@@ -53,7 +53,7 @@ def bisect_program(
 
 @define
 class _PartialCompilations:
-    """Compilations of a program with only some nodes in TensorRT, to see whether its wrong outputs are wrong again."""
+    """Compilations of a program with only some nodes in TensorRT, which show whether these nodes make outputs wrong."""
 
     compiled: Compiled
     agreement: Agreement

@@ -52,8 +52,11 @@ MIN_ELEMENTS: Final = 64
 
 @frozen
 class Bound:
-    """The bounds for an output's largest error (relative to its largest magnitude) and for the norm of its errors. The
-    first is a multiple of eager's error plus a floor; the second a multiple of eager's norm, or at least a floor."""
+    """The bounds for the errors of an output that is computed in ``dtype``, given eager's errors.
+
+    The largest error, relative to the output's largest magnitude, is at most ``multiple * eager's error + floor``. The
+    norm of errors, relative to the output's norm, is at most ``max(multiple * norm of eager's errors, norm_floor)``.
+    """
 
     dtype: torch.dtype
     products: MatmulPrecision = "cpu"
@@ -70,7 +73,7 @@ class Bound:
 
     @property
     def norm_floor(self) -> float:
-        """Return the norm of errors that is allowed even if eager is exact."""
+        """Return the norm of the output's errors that is allowed even if eager is exact (see `NORMS`)."""
         halves = self.dtype.itemsize < 4
         return NORM_OF_HALVES * torch.finfo(self.dtype).eps if halves else NORMS[self.products]
 
@@ -88,8 +91,9 @@ class UnstablePart:
     values: torch.Tensor
 
     def explained_elements(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, scale: float) -> torch.Tensor:
-        """Return a mask of those elements of ``ours`` whose value other roundings also give: a float in their range,
-        widened by ``bound * scale``, or an equal integer or bool. ``errors`` is not read."""
+        """Return a mask of the unstable elements of ``ours`` that have one of ``values``; a float may be anywhere in
+        their range, widened by ``bound * scale``. ``scale``: the exact output's largest magnitude. ``errors`` is only
+        for `Spread.explained_elements`, which has the same parameters."""
         mask = self.mask.to(ours.device)
         if mask.shape != ours.shape:
             return torch.zeros_like(ours, dtype=torch.bool)
@@ -101,10 +105,10 @@ class UnstablePart:
 
 @frozen
 class Spread:
-    """The spread of a floating-point output over runs with random rounding errors of at most half a unit (ULP).
+    """The ranges and errors of a float output over runs of eager with random rounding errors of at most half a unit.
 
-    low, high: the range of each element. draws: for each run, the number of elements beyond the bound and the largest
-        error. norms: for each run, the norm of its errors.
+    low, high: the least and the greatest value of each element. draws: for each run, the number of elements whose error
+        exceeds the output's error bound, and the largest error. norms: for each run, the norm of its errors.
     """
 
     low: torch.Tensor
@@ -113,7 +117,8 @@ class Spread:
     norms: tuple[float, ...] = ()
 
     def add_run(self, value: torch.Tensor, exact: torch.Tensor, bound: float) -> Spread:
-        """Return the spread with one more run, whose output is ``value``; ``draws`` counts errors above ``bound``."""
+        """Return the spread extended by one more run, whose output is ``value``. ``exact``: the output without random
+        errors, against which errors are measured; ``draws`` counts those above ``bound``."""
         errors = _relative_errors(value, exact, exact, largest_finite(exact))
         known = torch.where(value.isfinite() & exact.isfinite(), value, exact)
         drawn = int((errors > bound).sum()), largest_magnitude(errors[errors.isfinite()])
@@ -121,18 +126,20 @@ class Spread:
         return Spread(torch.fmin(self.low, known), torch.fmax(self.high, known), (*self.draws, drawn), norms)
 
     def norm_bound(self, bound: float) -> float:
-        """Return the bound for the norm of errors: ``bound`` or, if at least a share `SHARE` of the runs with random
-        rounding exceeds it, the largest norm of such a run times `SPREAD_FACTOR`."""
+        """Return the bound for the norm of a program's errors: ``bound``, unless at least a share `SHARE` of the runs
+        have a larger norm; then the largest norm of a run times `SPREAD_FACTOR`."""
         chance = sum(norm > bound for norm in self.norms) >= max(1, SHARE * len(self.norms))
         return SPREAD_FACTOR * max(self.norms) if chance else bound
 
     def explained_elements(self, ours: torch.Tensor, errors: torch.Tensor, bound: float, scale: float) -> torch.Tensor:
-        """Return a mask of the elements that random rounding explains: their error is beyond the bound, but they are in
-        the element's range over all runs, widened by the bound.
+        """Return a mask of the elements of ``ours`` whose error exceeds the bound, but that random rounding explains:
+        they are between ``low`` and ``high``, widened by ``bound * scale``.
 
-        If a share `SHARE` of the runs is beyond the bound too, several discrete choices may depend on rounding, and
-        each run chooses differently. Then rounding explains all elements that any run moves beyond the bound, if
-        their number and their largest error are at most `SPREAD_FACTOR` times those of a single run.
+        If at least a share `SHARE` of the runs exceed the bound too, discrete choices (such as ``argmax``) may depend
+        on rounding, and each run chooses differently. Then elements whose range is wider than the bound are explained
+        as well, if one run has similar errors: as many and as large, up to the factor `SPREAD_FACTOR`.
+
+        errors: of ``ours``, relative to ``scale``, the exact output's largest magnitude. bound: the largest allowed.
         """
         wrong, low, high = errors > bound, self.low.to(ours.device), self.high.to(ours.device)
         found = wrong & (ours >= low - bound * scale) & (ours <= high + bound * scale)
@@ -152,10 +159,12 @@ def measure_errors(
     exact: Leaf,
     unstable_parts: Callable[[], Iterable[UnstablePart | Spread]] = tuple,
 ) -> OutputAgreement:
-    """Measure an output's errors against eager's and the exact output; return ``row`` with the errors filled in.
+    """Measure the errors of an output, ``ours``; return ``row``, a record of the output's name and sample, with errors
+    and bounds filled in.
 
-    exact: the same output in a wider dtype; if None, eager is used instead. unstable_parts: a function that yields the
-        elements of the exact output that depend on rounding; called only if the error is beyond the bound.
+    exact: the same output in a wider dtype; if None, eager is used instead. unstable_parts: a function that yields
+        records of elements that depend on rounding. It is called only if the error is beyond the bound; elements whose
+        values the records explain are then left out.
     """
     if not isinstance(eager, torch.Tensor) or not isinstance(ours, torch.Tensor):
         equal = type(ours) is type(eager) and bool(ours == eager or (ours != ours and eager != eager))

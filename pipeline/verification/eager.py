@@ -234,7 +234,8 @@ class Calibration(EagerRun):
 def measure_ranges(
     program: Program, node_names: Iterable[str], method: RangeMethod, batches: Iterable[Sequence[object]]
 ) -> Mapping[str, float]:
-    """Run a program on batches of inputs; return the range of each named activation over all batches."""
+    """Run a program on batches of inputs; return, by node name, the largest range of the node's value in any batch: a
+    magnitude, computed by ``method``."""
     calibration = Calibration(program, node_names, method)
     for batch in batches:
         calibration(batch)

@@ -38,7 +38,7 @@ def replace_engines(compiled: Compiled, reasons: Mapping[str, Rejection]) -> Com
     if [s.nodes for s in assembled.segments] != [first.nodes for first, *_ in segments_by_nodes]:
         raise ValueError("cannot replace these engines: a segment whose operators are all copies would become empty")
     segments = tuple(
-        _torch_segment_for_engine(segment, torch_segment) if segment.name in reasons else segment
+        _fit_in_place_of_engine(torch_segment, segment) if segment.name in reasons else segment
         for variants, torch_segment in zip(segments_by_nodes, assembled.segments, strict=True)
         for segment in variants
     )
@@ -95,15 +95,16 @@ def _without_unread_random_numbers(program: Program) -> Program:
 
 
 def join_rejections(reasons: Sequence[Rejection]) -> Rejection:
-    """Return one rejection with the reasons of all of them, and with the hint, which is the same in all of them."""
+    """Return one rejection with all distinct reasons and the hint of the first; callers pass equal hints."""
     return Rejection("; ".join(dict.fromkeys(rejection.reason for rejection in reasons)), reasons[0].hint)
 
 
 def _operator_groups(
     before: Partitioned, segments_by_nodes: Sequence[Sequence[Segment]], reasons: Mapping[str, Rejection]
 ) -> tuple[Validated, list[Group]]:
-    """Return two results: verdicts that reject the operators of the engines in ``reasons``; and, for each item
-    of ``segments_by_nodes`` (segments with equal nodes), the group ``("torch" or "engine", names of operators)``."""
+    """Return the arguments for `assemble` that turn the engines in ``reasons`` into PyTorch segments: the program with
+    verdicts that reject these engines' operators; and for each item of ``segments_by_nodes`` (segments with the same
+    nodes, for different optimization profiles), the group ``("torch" or "engine", operator names)``."""
     operators = {node.name for node in before.program.graph.nodes if is_operator(node)}
     counts = Counter(name for first, *_ in segments_by_nodes for name in first.nodes)
     groups: list[Group] = []
@@ -117,10 +118,10 @@ def _operator_groups(
     return reject_nodes(Validated(before.program, before.verdicts), rejections), groups
 
 
-def _torch_segment_for_engine(engine: Segment, segment: Segment) -> Segment:
-    """Return the PyTorch ``segment`` with the optimization profile of the ``engine`` that it replaces, and with the
-    engine's inputs: a constant that the engine reads as an input becomes an input of the segment."""
+def _fit_in_place_of_engine(torch_segment: Segment, engine: Segment) -> Segment:
+    """Return ``torch_segment`` with what it must share with the ``engine`` that it replaces: the optimization profile,
+    the name (``torch_0`` for ``engine_0``), and inputs. A constant that is an input of the engine becomes an input."""
     name, shared = engine.name.replace("engine", "torch", 1), {p.name: p for p in engine.inputs}
-    added = [shared[name] for name in segment.constants if name in shared]
-    constants = tuple(name for name in segment.constants if name not in shared)
-    return evolve(segment, name=name, inputs=(*segment.inputs, *added), constants=constants, profile=engine.profile)
+    inputs = (*torch_segment.inputs, *(shared[name] for name in torch_segment.constants if name in shared))
+    constants = tuple(name for name in torch_segment.constants if name not in shared)
+    return evolve(torch_segment, name=name, inputs=inputs, constants=constants, profile=engine.profile)

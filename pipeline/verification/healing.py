@@ -31,8 +31,8 @@ class Decision:
 
 
 def apply_decisions(compiled: Compiled, decisions: Sequence[Decision], recompiler: Recompiler) -> Validated:
-    """Apply alternative implementations to a program's nodes; return the changed program with its verdicts. Nodes for
-    which an earlier call chose an implementation keep it.
+    """Give nodes the alternative implementations in ``decisions``; return the changed program with its verdicts, which
+    ``recompiler`` computes. Nodes that were healed before (``compiled.healed``) keep their implementations.
 
     Raises:
         NotPossibleError: nodes do not have this implementation, or no converter accepts a node that it creates.
@@ -63,8 +63,8 @@ def heal(
 ) -> Compiled:
     """Return a program that agrees with eager, because its faulty nodes are compiled by alternative implementations.
 
-    agreement: the program's errors, some beyond their bound. trial_compiler: compiles the programs that are tried.
-        final_compiler: compiles the program to return.
+    agreement: the program's errors, some beyond their bound. comparison: eager's results, with which each program is
+        compared. trial_compiler: compiles the programs that are tried. final_compiler: compiles the program to return.
 
     Raises:
         AgreementError: no alternative implementation makes the program agree.
@@ -90,7 +90,8 @@ def heal(
 
 @frozen
 class _Healing:
-    """The search for alternative implementations of a program's faulty nodes, by trial compilations."""
+    """The search for implementations of the nodes in ``bisection`` that agree with eager: it compiles the program with
+    one of `ALTERNATIVES` after another."""
 
     program: Compiled
     bisection: Bisection
@@ -116,7 +117,8 @@ class _Healing:
         return (chosen, best) if best is not None else None
 
     def compile_if_correct(self, chosen: Mapping[Fault, Alternative]) -> Compiled | None:
-        """Compile the program with these alternatives; return None if that fails or does not agree with eager."""
+        """Compile the program with an alternative for each fault (a set of nodes with wrong results). Return None if
+        compilation fails, or the results do not agree with eager."""
         try:
             compiled = self.compile_with_alternatives(chosen)
             return compiled if self.comparison.measure_agreement(compiled).holds else None
@@ -131,6 +133,7 @@ class _Healing:
 
 
 def _fault_reason(fault: Fault) -> str:
+    """Return, for reports, why a fault's nodes need another implementation: which output is wrong because of them."""
     others = f" together with {', '.join(fault.nodes[1:])}" if len(fault.nodes) > 1 else ""
     failure = f": {fault.failures[0]}" if fault.failures else ""
     return f"an engine with this node returns wrong values{others}{failure}"

@@ -42,7 +42,8 @@ MAX_SINGLE_TRIALS: Final = 8
 
 
 class Loader(Protocol):
-    """A function that loads a program's engines, and returns which of them do not load; None if it cannot try here."""
+    """A function that tries to load a program's engines, such as `try_loading_engines`. It returns TensorRT's messages
+    for those that do not load; or None if loading cannot be tried, for example without a GPU."""
 
     def __call__(self, compiled: Compiled, *, keep: bool) -> LoadResults | None: ...
 
@@ -50,11 +51,11 @@ class Loader(Protocol):
 def make_loadable(
     compiled: Compiled, failures: LoadResults, loader: Loader, trial_compiler: Recompiler, final_compiler: Recompiler
 ) -> tuple[Compiled, LoadResults | None]:
-    """Replace operators whose engines do not load; return a program whose engines load, and the loader's result for it.
+    """Replace operators whose engines do not load. Return a program whose engines load, and the loader's result for it.
 
-    If an engine of only the operators that the error message names does not load, these are the faulty operators;
-    otherwise bisection finds them. Operators with equal engines count as faulty, too. Each faulty operator gets the
-    first alternative implementation that loads.
+    The faulty operators are those that TensorRT's error message names, if an engine of these alone does not load
+    either; otherwise bisection finds them. Operators with equal engines count as faulty, too. Each faulty operator gets
+    the first alternative implementation that loads.
 
     Args:
         compiled: the program.
@@ -63,7 +64,8 @@ def make_loadable(
         trial_compiler, final_compiler: these compile a trial program, and the program to return.
 
     Raises:
-        ExecutionError: no engine loads on this GPU, not even one with a single activation.
+        ExecutionError: no engine loads on this GPU, not even that of a model with a single ReLU; or engines still do
+            not load after `ROUNDS` replacements.
     """
     search = _Search(loader, trial_compiler)
     search.check_one_engine_loads(compiled.settings, failures)
@@ -88,7 +90,8 @@ def make_loadable(
 
 @define
 class _Search:
-    """A search for operators whose engines do not load. ``fails``: whether each engine fails, by signature."""
+    """A search for operators whose engines do not load, and for implementations that do. ``fails``: for each engine
+    that was tried, by `_engine_signature`, whether it fails to load. ``alternatives``: the choice, by signature."""
 
     loader: Loader
     recompiler: Recompiler
@@ -96,7 +99,8 @@ class _Search:
     alternatives: dict[str, tuple[tuple[int, ...], Alternative]] = field(factory=dict)
 
     def check_one_engine_loads(self, settings: CompilationSettings, failures: LoadResults) -> None:
-        """Raise an `ExecutionError` if no engine loads on this GPU, not even one with a single activation."""
+        """Raise an `ExecutionError` if no engine loads on this GPU: not even that of a model with a single ReLU. The
+        message quotes TensorRT's messages in ``failures``."""
         program = capture(torch.nn.ReLU().eval(), (torch.ones(4),), settings=settings.evolve(torch_executed_ops=()))
         validated = self.recompiler.compute_verdicts(program)
         if self.fails_to_load(validated, frozenset(validated.verdicts)):
@@ -104,8 +108,8 @@ class _Search:
             raise ExecutionError(f"TensorRT loads no engine on this GPU: {'; '.join(failures.refused.values())}", hint)
 
     def choose_alternatives(self, compiled: Compiled, failures: LoadResults, *, in_torch: bool) -> Iterator[Decision]:
-        """Yield a decision for each set of faulty operators in engines that do not load; with ``in_torch``, decide to
-        run all operators of these engines in PyTorch."""
+        """Yield a `Decision` for each smallest set of operators that keeps an engine in ``failures`` from loading: an
+        alternative implementation. With ``in_torch``, yield one for each engine: all its operators run in PyTorch."""
         nodes = {node.name: node for node in compiled.program.graph.nodes if is_operator(node)}
         decided = set[str]()
         for segment in compiled.partitioned.engine_segments:
@@ -122,8 +126,9 @@ class _Search:
     def find_faults(
         self, compiled: Compiled, nodes: Sequence[torch.fx.Node], suspects: frozenset[str]
     ) -> list[list[torch.fx.Node]]:
-        """Find a smallest set of nodes whose engine does not load, among the ``suspects`` if possible. Return this set,
-        and all sets of nodes elsewhere that call the same operators and whose engines do not load either."""
+        """Find a smallest set of ``nodes`` whose engine does not load; only among the ``suspects``, if their engine
+        does not load. Return a list: this set, then all other sets of ``nodes`` that call the same operators and whose
+        engines do not load either."""
         partitioned, names = compiled.partitioned, [node.name for node in nodes]
         validated = Validated(partitioned.program, partitioned.verdicts)
         is_wrong = Predicate(lambda subset: self.fails_to_load(validated, subset), MAX_BUILDS, {frozenset(names): True})
@@ -148,8 +153,8 @@ class _Search:
     def decide(
         self, compiled: Compiled, fault: Sequence[torch.fx.Node], message: str, *, in_torch: bool = False
     ) -> Decision:
-        """Return the decision to replace the ``fault``, or one of its nodes, by the first alternative that loads, or
-        by PyTorch (``in_torch``). ``message``: TensorRT's error message."""
+        """Return the decision how the nodes of ``fault``, or one of them, are implemented instead: by the first
+        alternative that loads, or in PyTorch (``in_torch``). ``message``: TensorRT's error message."""
         names = tuple(node.name for node in fault)
         together = f" together with {', '.join(names[1:])}" if 1 < len(names) <= MAX_SINGLE_TRIALS else ""
         reason = f"its engine does not load{together}: {message}"
@@ -164,7 +169,8 @@ class _Search:
     def find_alternative(
         self, compiled: Compiled, fault: Sequence[torch.fx.Node], reason: str
     ) -> tuple[tuple[int, ...], Alternative]:
-        """Return the first alternative whose engine loads, and the indices of the operators that it replaces."""
+        """Return the indices in ``fault`` of the nodes to replace, and the first alternative implementation of these
+        with which the engine of ``fault`` loads, or PyTorch. ``reason``: recorded with each alternative tried."""
         everything = tuple(range(len(fault)))
         single = [(i,) for i in everything] if len(fault) <= MAX_SINGLE_TRIALS else []
         for alternative in ALTERNATIVES:

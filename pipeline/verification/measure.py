@@ -29,9 +29,10 @@ RANDOM = "it depends on random numbers"
 
 @frozen(slots=False)
 class Comparison:
-    """The reference for programs compiled from the same captured program: sample inputs, and eager's results for them.
+    """What compiled programs of one captured program are compared with: eager's results (``references``) by sample.
 
-    names: the outputs' names. unjudged: for outputs that are not compared, the reason, by the output's index.
+    names: the outputs' names. unjudged: for outputs that are not compared, the reason, by the output's index. skipped:
+        the reason why eager does not run a sample, by the sample's name.
     """
 
     references: tuple[Reference, ...] = field(repr=False)
@@ -101,7 +102,7 @@ class Comparison:
 
 
 def run_module(module: CompiledModule, reference: Reference) -> list[Leaf]:
-    """Run a compiled module on a sample; return results and mutated tensors, in the order of the program's outputs."""
+    """Run a compiled module on the sample of ``reference``; return results and mutated tensors, in output order."""
     for name in module.program.buffers.values():
         find_buffer(module, name).copy_(reference.parameters[name].detach())
     return call_on_copies(
@@ -115,8 +116,8 @@ def run_module(module: CompiledModule, reference: Reference) -> list[Leaf]:
 def call_on_copies(
     call: Callable[..., Sequence[Leaf]], program: Program, reference: Reference, buffer_value: Callable[[str], Leaf]
 ) -> list[Leaf]:
-    """Call a function on copies of a sample's inputs; return its results, mutated inputs and mutated buffers (read by
-    ``buffer_value``) in the order of the program's outputs."""
+    """Call a function on copies of the sample inputs of ``reference``; return its results, mutated inputs and mutated
+    buffers (read by ``buffer_value``) in the order of the program's outputs."""
     leaves = [v.to(reference.device, copy=True) if isinstance(v, torch.Tensor) else v for v in reference.inputs]
     args, kwargs = tree_unflatten(leaves, program.in_spec)
     returned = iter(call(*args, **kwargs))

@@ -34,8 +34,9 @@ STATE: Final = ("__new__", "__reduce_ex__", "__reduce__", "__getstate__")
 def add_module_rows(
     agreement: Agreement, comparison: Comparison, program: Program, multiple: float = MULTIPLE
 ) -> Agreement:
-    """Compare the graph with the original module: add a row of source ``module`` to the agreement for each output and
-    sample. If it cannot be compared, `Agreement.module` has the reason. ``multiple``: as in `Comparison.create`."""
+    """Compare the program's captured graph with the original module, both in eager; return ``agreement`` with a row
+    more (``source="module"``) for each output and sample, or with the reason in `Agreement.module` if the module cannot
+    run. ``comparison``: the graph's results. ``multiple``: the factor by which errors may exceed the graph's."""
     rows, reasons = list[OutputAgreement](), list[str]()
     if not comparison.references:
         return agreement
@@ -60,8 +61,8 @@ def add_module_rows(
 
 
 def _references_on(comparison: Comparison, device: torch.device, multiple: float) -> Iterator[Reference]:
-    """Yield the graph's eager results on the module's device: those of ``comparison`` or, if they are from another kind
-    of device, new ones for one sample. ``multiple``: as in `Comparison.create`."""
+    """Yield the captured graph's eager results on ``device``, the module's: those of ``comparison`` if it ran on such a
+    device; else new ones, for one sample. ``multiple``: the factor by which errors may exceed the graph's."""
     for reference in comparison.references:
         if device.type == reference.device.type:
             yield reference
@@ -108,7 +109,8 @@ def _named_tensors(model: SourceModel) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _run_copy(comparison: Comparison, program: Program, reference: Reference, module: SourceModel) -> list[Leaf]:
-    """Run a copy of the module on a sample; return results and mutated tensors, in the program's order."""
+    """Run a copy of the module on the sample of ``reference``, with the TF32 setting of ``comparison``; return results
+    and mutated tensors, in the order of ``program.outputs``."""
 
     def call(*args: Leaf, **kwargs: Leaf) -> list[Leaf]:
         try:
@@ -193,7 +195,7 @@ def _copy_field(value: object, memo: dict[int, Any]) -> object:
 
 
 class _DetachComputed(TorchFunctionMode):
-    """A context for copying a module: tensors computed from parameters, which torch refuses to copy, are detached."""
+    """A mode in which ``copy.deepcopy`` detaches tensors that were computed with gradients; else torch raises."""
 
     def __torch_function__(self, func: Target, types: object, args: Argument = (), kwargs: Argument = None) -> object:
         if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:

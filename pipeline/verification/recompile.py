@@ -94,5 +94,5 @@ class Recompiler:
         return validated
 
     def compile_validated(self, validated: Validated) -> Compiled:
-        """Compile a program whose verdicts are known, with the pipeline's own partitioner."""
+        """Compile a program with these verdicts on its nodes (see `Verdict`), from the stage ``partition`` on."""
         return self.compile_partitioned(self.partition(validated))

@@ -32,11 +32,12 @@ class Fault:
 class Bisection:
     """The result of `pipeline.bisect`.
 
-    faults: the disjoint smallest sets of nodes whose engines are wrong; empty if the program agrees with eager.
+    faults: the smallest sets of nodes whose engines return wrong results; no node is in two of them. Empty if the
+        program agrees with eager: all its errors are within their bounds.
     builds: the number of programs compiled for the search, including the whole program.
     agreement: the agreement of the whole program.
-    complete: True if all faults were found: the other nodes agree with eager. False if the search reached its limit of
-        builds; the last fault may then be larger than necessary.
+    complete: True if all faults were found: with only the other nodes in TensorRT, results agree with eager. False if
+        the search reached its limit of builds; the last fault may then be larger than necessary.
     script: a Python script that reproduces the first fault: it prints the errors, and exits with 1 if the engine is
         wrong.
     """

@@ -42,12 +42,12 @@ POSTPONED: Final = ("smallest", "largest")
 
 @frozen(slots=False)
 class Reference:
-    """The reference results of one sample, in the order of the program's outputs.
+    """The results in PyTorch of one sample input, with which a compiled program's results are compared.
 
-    eager: results in the model's own dtypes. exact: results in the widest dtype that runs, ``exact_name``; None if
-        that is the model's own. bounds: the error bound of each output.
+    eager: the outputs in the model's own dtypes. exact: the outputs in float64 or, if that fails for a model in half
+        precision, in float32; None if no wider dtype runs. bounds: the error bound of each output.
 
-    float64 takes longer than everything else, so at the smallest and largest sizes it is computed only on demand.
+    ``exact`` is computed when it is first read if the sample's name is in `POSTPONED`, since float64 is slow.
     """
 
     sample: Sample
@@ -83,7 +83,7 @@ class Reference:
 
     @property
     def exact(self) -> tuple[Leaf, ...] | None:
-        """The results in the widest dtype that runs, ``exact_name``; None if that is the model's own dtype."""
+        """The outputs in a wider dtype than the model's own, float64 or float32; None if no such dtype runs."""
         return self._exact_and_dtype[0]
 
     @property
@@ -93,15 +93,15 @@ class Reference:
 
     @cached_property
     def _exact_and_dtype(self) -> tuple[tuple[Leaf, ...] | None, str]:
-        """Compute the results in the widest dtype that runs; return them with the dtype's name."""
+        """Return ``exact`` and its dtype's name; None and ``"eager"`` if no wider dtype than the model's own runs."""
         with use_tf32(False):
             return _run_in_widest_dtype(self.inputs, self.source, self.parameters, self.device, self.bounds)
 
     def measure_errors(self, row: OutputAgreement, output_index: int, ours: Leaf) -> OutputAgreement:
         """Measure the errors of a program's output ``ours``; return ``row`` with the errors filled in.
 
-        The exact output of a sample in `POSTPONED` is computed only if needed: if ``ours`` is close enough to eager's
-        output, then it is within the bound whatever the exact output is.
+        For a sample in `POSTPONED`, ``ours`` is first compared with eager's output. If the two are close enough, then
+        ``ours`` is within its bound whatever the exact output is, so the exact output is not computed.
         """
         # An output within the floor of eager's output is also within the bound for every exact output e: with eager's
         # error E and magnitudes S, |ours - e| <= floor * S(eager) + E <= floor * S(e) + (1 + floor) * E. So is a norm
@@ -118,8 +118,8 @@ class Reference:
         )
 
     def unstable_parts(self, output_index: int) -> Iterator[UnstablePart | Spread]:
-        """Yield the part of an output that depends on discrete choices (such as ``argmax`` or ``round``); then its
-        spread under random rounding."""
+        """Yield what is known about an output's elements that depend on rounding: an `UnstablePart` if elements depend
+        on discrete choices (such as ``argmax`` or ``round``), then the `Spread` of the whole output if it is float."""
         if (flips := self._parts_of_discrete_choices[output_index]) is not None:
             yield flips
         if (drawn := self._rounding_spreads[output_index]) is not None:
@@ -127,7 +127,8 @@ class Reference:
 
     @cached_property
     def _parts_of_discrete_choices(self) -> list[UnstablePart | None]:
-        """Return, for each output, the elements that depend on discrete choices (see `_unstable_part`), or None."""
+        """Return, for each output, the elements that depend on discrete choices (such as ``argmax``) and their possible
+        values; None for an output without such elements."""
         if self.exact is None:
             return [None] * len(self.eager)
         noise = max((bound.floor for bound in self.bounds), default=0.0) / 2
@@ -189,8 +190,8 @@ def _run_in_widest_dtype(
     device: torch.device,
     bounds: Iterable[Bound],
 ) -> tuple[tuple[object, ...] | None, str]:
-    """Run the program on ``leaves`` in float64; if that fails and an output depends on half dtypes (see ``bounds``), in
-    float32. Return results and the dtype's name; None and ``eager`` if nothing ran."""
+    """Run the program on ``leaves`` in float64; if that fails, in float32, but only if it computes in half precision
+    (the ``dtype`` of a bound). Return results and the dtype's name; None and ``"eager"`` if nothing ran."""
     halves = any(bound.dtype != torch.float32 for bound in bounds)
     for dtype in (torch.float64, torch.float32) if halves else (torch.float64,):
         try:
@@ -214,16 +215,18 @@ def _error_limit(bound: Bound, eager: object, exact: object) -> float | None:
 
 
 def _add_rounding(spread: Spread | None, value: Leaf, exact: Leaf, bound: float | None) -> Spread | None:
-    """Return the spread extended by the values of one more run; None if the values have different sizes."""
+    """Return an output's spread, extended by one more run with random rounding errors. ``value``, ``exact``: the output
+    of that run, and without random errors. ``bound``: the output's error bound. Return None if ``spread`` or ``bound``
+    is None, or if the run's output has another shape."""
     if spread is None or bound is None or not isinstance(value, torch.Tensor) or value.shape != exact.shape:
         return None
     return spread.add_run(value, exact, bound)
 
 
 def _unstable_part(exact: object, others: Sequence[Leaf], noise: float) -> UnstablePart | None:
-    """Return the elements of an output that depend on discrete choices (such as ``argmax``), since they differ between
-    ``exact`` and ``others``, the results of runs with random errors (relative size: ``noise``). Return None if more
-    than half of the floats differ, since the whole output is then sensitive to rounding."""
+    """Find the elements of an output that depend on discrete choices (such as ``argmax``): those that differ between
+    ``exact`` and ``others``, the same output in runs with random errors (relative size: ``noise``). Return None if no
+    element differs, or more than half of the floats: then the whole output is sensitive to rounding."""
     if not isinstance(exact, torch.Tensor) or exact.is_complex() or any(v.shape != exact.shape for v in others):
         return None
     if exact.is_floating_point():

@@ -71,7 +71,8 @@ def create_sample(program: Program, sizes: Mapping[str, int]) -> Sample:
 def _create_sample(
     program: Program, source: Program, name: str, sizes: Mapping[str, int], inputs: UserInputs
 ) -> Sample:
-    """Create a sample of this name and sizes: from the result of ``inputs``, if it is a function, else generated."""
+    """Create a sample of this name and sizes: from the result of ``inputs``, if it is a function, else generated such
+    that indices suit the tables in ``source``, the captured program."""
     if callable(inputs):
         return _user_sample(program, name, inputs(sizes_by_location(program, sizes)))
     limits = index_limits(source)
@@ -115,8 +116,9 @@ def sizes_to_try(program: Program) -> list[tuple[End, dict[str, int]]]:
 
 
 def tuned_sizes(program: Program, profile: int | None = None) -> list[dict[str, int]]:
-    """Return the optimal sizes, for which engines are tuned. For a given profile (its index), also return smaller
-    sizes: where the optimum is the maximum, a quarter of it."""
+    """Return the sizes at which a program's speed is measured, each a dict by symbol: the optimal ones, for which
+    engines are tuned. For a profile (its index), also return smaller ones if its range ends at the optimum: there, a
+    symbol has a quarter of its optimal size."""
     narrowed = {} if profile is None else program.profiles[profile]
     symbols = program.shapes.symbols
     own = {name: evolve(symbol, range=narrowed.get(name, symbol.range)) for name, symbol in symbols.items()}
@@ -127,7 +129,8 @@ def tuned_sizes(program: Program, profile: int | None = None) -> list[dict[str, 
 
 
 def _feasible_sizes(program: Program, choose: Callable[[Range], int]) -> dict[str, int]:
-    """Return sizes that ``choose`` takes from their ranges, or the nearest ones that satisfy all relations."""
+    """Return, by symbol, the size that ``choose`` picks from its range (``lambda r: r.max``); if these sizes violate a
+    relation between sizes, such as ``n <= m``, return the nearest ones that do not."""
     read = {s.name for p in program.inputs for d in _size_exprs(p) if not isinstance(d, int) for s in d.free_symbols}
     ranges = {name: program.shapes[name] for name in program.shapes if name in read}
     sizes = {name: choose(r) for name, r in ranges.items()}
@@ -157,7 +160,7 @@ def _input_and_alternative(
     program: Program, index: int, port: Port, sizes: Mapping[str, int], limits: Mapping[str, int]
 ) -> tuple[Any, Any]:
     """Generate the value of one input, and an alternative value for the case that eager rejects the first. ``limits``:
-    the result of `index_limits`."""
+    for inputs that index a table, by name, the table's length."""
     if port.kind != "tensor":
         value = unwrap_constant(port.value) if port.kind == "constant" else evaluate_size(port.value, sizes)
         return value, value
@@ -182,7 +185,7 @@ def _resample(example: torch.Tensor, shape: Sequence[int], seed: int) -> torch.T
 
 
 def _crop_or_repeat(example: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Return the example, cropped or repeated to a new shape, so that ascending values still ascend."""
+    """Return the example, cropped or periodically repeated to a new shape; cropped values stay in order (positions)."""
     for dim, size in enumerate(shape):
         indices = torch.arange(size, device=example.device) % max(example.shape[dim], 1)
         example = example.index_select(dim, indices)

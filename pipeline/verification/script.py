@@ -57,7 +57,8 @@ sys.exit(0 if compiled.agreement.holds else 1)
 
 
 def fault_script(program: Program, comparison: Comparison, fault: Fault, agreement: Agreement) -> str:
-    """Return a Python script that reproduces a fault; empty if the nodes cannot be written as calls (control flow)."""
+    """Return a Python script that runs the nodes of ``fault`` alone, on random inputs that resemble those in the first
+    wrong sample (of ``fault`` or ``agreement``). Empty if the nodes cannot be written as calls (control flow)."""
     sample = (fault.failures or agreement.failures)[0].sample
     reference = next(r for r in comparison.references if r.sample.name == sample)
     writer = _Writer(program, frozenset(fault.nodes))
@@ -99,7 +100,8 @@ class _Writer:
         return node.name in self.names or (node.target is operator.getitem and self.is_faulty(node.args[0]))  # type: ignore[arg-type]
 
     def render(self, values: dict[str, Argument], fault: Fault, comparison: Comparison) -> str:
-        """Return the whole script, whose inputs are random tensors that resemble ``values`` (of nodes, by name)."""
+        """Return the script: ``TEXT`` with the faulty nodes as a module, and random inputs that resemble ``values`` (by
+        node name). ``fault`` is described in its title; ``comparison`` has the executor."""
         tensors = [n for n in self.inputs if isinstance(values.get(n.name), torch.Tensor)]
         constants = [n for n in tensors if n.name in self.program.constants]
         inputs = [n for n in tensors if n not in constants]
@@ -136,8 +138,8 @@ class _Writer:
         return _value_source(argument)
 
     def result_sources(self) -> list[str]:
-        """Return the results of the script's module as source: those tensors of faulty nodes that nodes outside the
-        fault read, and those that no node reads."""
+        """Return, as source, what the script's module returns: the tensors of faulty nodes that other nodes read, or
+        no node at all."""
         found: list[str] = []
         for node in self.nodes:
             value: Argument = node.meta.get("val")

@@ -71,7 +71,8 @@ def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
 
 
 def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
-    """Return a smallest subset of ``nodes`` for which ``is_wrong`` is True; a larger one if it reaches its limit."""
+    """Return a smallest subset of ``nodes`` for which ``is_wrong`` is True. If ``is_wrong`` may not be called any more
+    (``is_wrong.limit``), return the smallest one found so far."""
     try:
         found, _ = _reduce_to_smallest(nodes, 0, is_wrong)
     except _LimitReached as cut:
@@ -80,7 +81,8 @@ def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
 
 
 class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
-    """The predicate's limit was reached before a wrong set was reduced to a smallest one. ``nodes``: the set so far."""
+    """`Predicate.limit`, the maximum number of calls, was reached while a wrong set of nodes was being reduced.
+    ``nodes``: what is left of the set."""
 
     def __init__(self, nodes: frozenset[str]) -> None:
         super().__init__()
@@ -88,10 +90,10 @@ class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
 
 
 def _reduce_to_smallest(nodes: Sequence[str], right_prefix: int, is_wrong: Predicate) -> tuple[frozenset[str], int]:
-    """Reduce a set of nodes that is wrong to a smallest subset that is wrong. Return the subset, and a number k: the
-    first k of the remaining nodes are known not to be wrong together.
+    """Find a smallest subset of ``nodes`` for which ``is_wrong`` is True, as it is for all ``nodes``. Return it, and
+    ``right_prefix`` for the next search, among the nodes that are not in the subset.
 
-    right_prefix: the number of nodes at the start that are known not to be wrong together.
+    right_prefix: a number of nodes at the start; for these together, ``is_wrong`` is known to be False.
     """
     collected: list[str] = []
     candidates = list(nodes)
@@ -107,9 +109,9 @@ def _reduce_to_smallest(nodes: Sequence[str], right_prefix: int, is_wrong: Predi
 
 
 def _find_border(candidates: Sequence[str], low: int, collected: Sequence[str], is_wrong: Predicate) -> tuple[int, int]:
-    """Find, by bisection, how many of the candidates must join the ``collected`` nodes for ``is_wrong`` to be True.
-    Return two numbers: with the first ``candidates[:number]`` the predicate is False, with the second it is True.
-    They differ by 1, unless it is None for all numbers in between. ``low``: a number for which it is False."""
+    """Find, by bisection, the number n at which ``is_wrong([*collected, *candidates[:n]])`` changes from False to True.
+    Return two numbers: one for which it is False, and a larger one for which it is True. They differ by 1, unless
+    ``is_wrong`` returns None (unknown) for all numbers in between. ``low``: a number for which it is False."""
     high = len(candidates)
     while high - low > 1:
         for middle in _integers_from_middle(low, high):

@@ -163,12 +163,12 @@ class _Collector:
 
     @cached_property
     def fusion_texts_by_node(self) -> Mapping[tuple[str, str], str]:
-        """Return, as text, whether each quantizing or dequantizing node is fused, by segment and node."""
+        """Return, by segment and node, whether a quantized value is fused into a matmul or convolution, as text."""
         return fusion_texts(self.compiled.networks, self.compiled.quantization)
 
     @cached_property
     def alternatives_by_node(self) -> Mapping[str, Sequence[Healed]]:
-        """Return, by node, the alternative implementations that `pipeline.verify` chose."""
+        """Return, by node, its alternative implementations, chosen since its engine was wrong or did not load."""
         rows = defaultdict(list)
         for row in self.compiled.healed:
             rows[row.node].append(row)

@@ -100,7 +100,8 @@ def _added_and_removed_nodes(before: ProgramView, after: ProgramView) -> Iterato
 
 
 def _changed_nodes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """Yield a row for each difference of nodes with equal names: target, converter, values, alternative, fusion."""
+    """Yield a row for each node of both programs (by name) whose target, converter, values, ``healed`` or ``fusion``
+    differs (see `NodeView`)."""
     for old, new in _common_nodes(before, after):
         rows = {
             "target": (old.target, new.target),
@@ -134,7 +135,7 @@ def _changed_kernels(before: ProgramView, after: ProgramView) -> Iterator[Row]:
 
 
 def _changed_sizes(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """Yield rows for differing sizes in bytes of engines, weights and cuts, and for differing numbers of operators."""
+    """Yield rows for differing bytes (of engines, weights, tensors passed between segments) or operator counts."""
     yield from _changed_values(_engine_totals(before), _engine_totals(after))
     for what, title in {"nbytes": "engine", "weights": "weights", "operators": "operators"}.items():
         shown = str if what == "operators" else format_bytes

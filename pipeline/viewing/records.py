@@ -201,7 +201,7 @@ class Row:
 
 @frozen
 class Change:
-    """All differences of one kind between two programs."""
+    """All differences of one kind between two programs: its ``title``, such as ``times``, and a row for each."""
 
     title: str
     rows: tuple[Row, ...]

@@ -115,7 +115,8 @@ def numbers(dtype: torch.dtype) -> st.SearchStrategy[Any]:
 def tensors(
     shape: Sequence[object], dtype: torch.dtype, values: object = "normal", constant: bool = False
 ) -> st.SearchStrategy[TensorSpec]:
-    """Return a strategy that generates tensors of this shape and dtype; ``values`` may be a strategy."""
+    """Return a strategy that generates a `TensorSpec` of this shape and dtype. ``values``, ``constant``: its fields;
+    ``values`` may be a strategy for the field."""
     what = values if isinstance(values, st.SearchStrategy) else st.just(values)
     return st.builds(TensorSpec, st.just(tuple(shape)), st.just(dtype), what, st.just(constant), seeds)
 
@@ -143,9 +144,9 @@ def name_sizes(draw: Draw, call: Call, dims: Mapping[int, Sequence[int]] | None 
     """Replace some sizes of a call by names, which makes them dynamic: at least one size, if possible.
 
     ``dims`` has the dims of each tensor (by its index in ``call.specs``) that may be dynamic; None: all. Sizes below 2
-    and constants stay as they are. Dims that align from the right, as in broadcasting, share a name if their sizes are
-    equal, else have none. ``least`` is the smallest size for which the call is valid. If sizes are related in another
-    way (``2n``), do not use this function, but write names into the call.
+    and constants stay as they are. Tensors are aligned from the right, as in broadcasting: aligned dims of equal sizes
+    get the same name, those of different sizes none. ``least`` is the smallest size for which the call is valid. This
+    function does not suit calls in which one size depends on another, such as ``2n``: write names into these.
     """
     free: set[tuple[int, int]] = set()
     seen: dict[int, set[Any]] = {}  # the sizes of each dim, counted from the right; None for one that is not free
@@ -200,8 +201,8 @@ class Strategies(dict[Any, st.SearchStrategy[Call]]):
 
 
 def strategy(*targets: object) -> Callable[[Callable[[Draw, object], object]], Strategies]:
-    """Return a decorator that turns a function ``(draw, target)``, which returns a ``Call`` or its ``args``, into a
-    strategy for each target; calls that eager rejects are not generated."""
+    """Return a decorator that turns a function into `Strategies`, one for each target (an operator). The function
+    ``(draw, target)`` returns a random ``Call`` or its ``args``; calls that eager rejects are not generated."""
 
     return lambda function: Strategies({target: make_strategy(target, function) for target in targets})
 

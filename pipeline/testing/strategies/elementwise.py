@@ -98,7 +98,7 @@ prims = torch.ops.prims
 
 
 def _castable_kind(source_dtype: torch.dtype, result_dtype: torch.dtype) -> st.SearchStrategy[str]:
-    """Return a strategy for kinds of values to cast between dtypes: ``positive`` if floats are cast to integers."""
+    """Return a strategy for the kind of values (in `VALUES`) to cast: only ``positive`` from floats to integers."""
     if source_dtype.is_floating_point and not result_dtype.is_floating_point and result_dtype != torch.bool:
         return st.just("positive")
     return value_kinds(source_dtype)

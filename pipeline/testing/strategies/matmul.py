@@ -102,8 +102,8 @@ def _sizes_if_named(*specs: TensorSpec) -> dict[str, int]:
 
 
 def _draw_second_operand(draw: Draw, matrix: TensorSpec, left: bool) -> TensorSpec:
-    """Generate the right-hand side B of AX = B (``left``) or XA = B, where A is as large as ``matrix``. B has A's batch
-    dims or none; if A is 1 × 1, it has them, since ``linalg.solve`` may take a single row for a batch of vectors."""
+    """Generate the right-hand side B of AX = B (``left``) or XA = B, for A = ``matrix``. B has A's batch dims or none.
+    If A is 1 × 1, B always has them, since ``linalg.solve`` could take a B without them for a batch of vectors."""
     columns, size = draw(st.integers(1, 3)), matrix.shape[-1]
     batch = matrix.shape[:-2] if size == 1 else draw(st.sampled_from((matrix.shape[:-2], ())))
     return TensorSpec((*batch, *((size, columns) if left else (columns, size))), torch.float32, seed=draw(seeds))

@@ -102,7 +102,7 @@ def draw_scatter_value_reduce(draw: Draw, target: object) -> Call:
 
 
 def _name_equal_dims(draw: Draw, call: Call) -> Call:
-    """Replace sizes of a call by names, for the dims that are equal in all its tensors."""
+    """Make sizes of a call dynamic (see `name_sizes`), except in its ``dim`` and where its tensors' sizes differ."""
     x, index, *source = call.specs
     rank, dim = len(x.shape), call.args[1]
     alike = [d for d in range(rank) if d != dim % rank and all(s.shape[d] == x.shape[d] for s in (index, *source))]

@@ -23,8 +23,8 @@ QUERIES, KEYS = "n", "m"
 
 
 def _draw_queries_keys_values(draw: Draw, dtype: torch.dtype, heads: int, leading: list[Dim]) -> tuple[object, ...]:
-    """Generate queries, keys and values of attention. Their first dims are ``leading`` (``["b", 4]``: batch, heads); if
-    there are any, the last of them is replaced by ``heads`` in keys and values."""
+    """Generate queries, keys and values of attention, in this order. Their first dims are ``leading`` (``["b", 4]``:
+    batch, heads), but keys and values have ``heads`` heads, fewer in grouped-query attention."""
     size = draw(st.sampled_from((16, 8, 5, 20)))
     groups = [*leading[:-1], heads] if leading else []
     shapes = ([*leading, QUERIES, size], [*groups, KEYS, size], [*groups, KEYS, size])
@@ -40,9 +40,9 @@ def _draw_mask(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> object:
     return draw(tensors([*parts, QUERIES, KEYS], kind))
 
 
-def _sizes_named_in(call_args: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the (min, opt, max) of each named size in these tensors, of which some may be None."""
-    names = {name for spec in call_args if spec is not None for name in spec.size_names}
+def _ranges_of_named_sizes(specs: tuple[Any, ...]) -> dict[str, Any]:
+    """Return ``{"b": (min, opt, max), …}`` for the names in these `TensorSpec` s (or None), to be ``Call.sizes``."""
+    names = {name for spec in specs if spec is not None for name in spec.size_names}
     known = {"b": (1, 2, 4), QUERIES: (2, 3, 8), KEYS: (2, 5, 8)}
     return {name: known[name] for name in sorted(names)}
 
@@ -60,7 +60,7 @@ def draw_attention(draw: Draw, target: object) -> Call:
     mask = _draw_mask(draw, dtype, leading)
     causal = mask is None and draw(st.booleans())
     kwargs = {"scale": draw(st.sampled_from((None, 0.3, 1.0))), "enable_gqa": gqa}
-    return Call(target, (*operands, mask, 0.0, causal), kwargs, _sizes_named_in((*operands, mask)))
+    return Call(target, (*operands, mask, 0.0, causal), kwargs, _ranges_of_named_sizes((*operands, mask)))
 
 
 def _draw_arguments_without_heads(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Leaf, ...]:
@@ -78,7 +78,7 @@ def draw_flash_attention_for_cpu(draw: Draw, target: object) -> Call:
     operands, mask = _draw_queries_keys_values(draw, dtype, HEADS, leading), _draw_mask(draw, dtype, leading)
     causal = mask is None and draw(st.booleans())
     kwargs = {"attn_mask": mask, "scale": draw(st.sampled_from((None, 0.3)))}
-    return Call(target, (*operands, 0.0, causal), kwargs, _sizes_named_in((*operands, mask)), (0,))
+    return Call(target, (*operands, 0.0, causal), kwargs, _ranges_of_named_sizes((*operands, mask)), (0,))
 
 
 @strategy(OPEN_MASK)

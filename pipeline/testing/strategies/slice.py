@@ -126,6 +126,7 @@ def draw_as_strided(draw: Draw, target: object) -> Call:
 
 @strategy(aten.resize.default)
 def draw_resize(draw: Draw, target: object) -> Call:
+    """Generate calls of ``aten.resize`` to a shape with as many elements or fewer: a prefix of the tensor's."""
     if draw(st.integers(0, 2)) == 0:
         size = draw(st.sampled_from(([Size("n", 3)], [3, Size("n")])))  # a smaller one is traced for one n alone
         return Call(target, (draw(any_tensors(("n", 3), draw(dtypes))), size), sizes={"n": 2})

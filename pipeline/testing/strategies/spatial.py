@@ -133,7 +133,7 @@ def _draw_output_sizes(draw: Draw, target: object, rank: int) -> list[int]:
 
 
 def _name_sizes(draw: Draw, call: Call, rank: int) -> Call:
-    """Replace sizes of the call's first tensor by names: that of the batch, or also others."""
+    """Make the batch size of the call's first tensor dynamic, or any of its sizes; it has ``rank`` spatial dims."""
     return draw(name_sizes(call, {0: draw(st.sampled_from(([0], range(rank + 2))))}, least=3))
 
 
