@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import pipeline.api  # noqa: F401 - defines how a profile is written
 from pipeline import Compiled, ExecutionError
 from pipeline.build.kernels import Kernel, kernels
 from pipeline.profiling.assemble import MeasuredTimes, Rows, assemble_profile
