@@ -31,7 +31,8 @@ def new_module(compiled: Compiled, executor: Executor | None, runtime_settings: 
 
 
 def copy_model_with_forward(_: Compiled, model: M, compiled_module: CompiledModule) -> M:
-    """Return a copy of the model whose ``forward`` calls ``compiled_module``."""
+    """Return a copy of ``model`` whose ``forward`` calls ``compiled_module``. The first argument, the ``self`` of
+    `Compiled`, is not needed."""
     return in_place_of(model, compiled_module)
 
 
