@@ -60,7 +60,7 @@ class _AsStridedRewriter:
         self.env: dict[Node, Node] = {}
 
     def copy_node(self, node: Node) -> Node:
-        """Copy a node. The copy of an ``as_strided`` node reads a tensor in memory order: ``x`` in place of ``x.mT``."""
+        """Copy a node. The copy of ``as_strided`` reads a tensor in memory order: ``x``, not its transpose ``x.mT``."""
         made = copy_node(node, self.graph, self.env.__getitem__)
         if node.target not in AS_STRIDED or _has_contiguous_input(node):
             return made
@@ -99,11 +99,8 @@ def _has_contiguous_input(as_strided_node: Node) -> bool:
 
 def _node_covering_memory(source: Node, as_strided_node: Node) -> tuple[Node, list[int]]:
     """Return (node, dims): ``source`` or the tensor that it is a view of, whose elements fill the memory without gaps;
-    and the dims of that tensor, from the largest to the smallest stride.
-
-    Raises:
-        CaptureError: there is no such tensor. The error names ``as_strided_node``, which reads ``source``.
-    """
+    and the dims of that tensor, from the largest to the smallest stride. If there is no such tensor, raise a
+    `CaptureError` that names ``as_strided_node``, which reads ``source``."""
     memory, node = _storage_key(source), source
     while (order := _dims_by_stride(node.meta["val"])) is None:
         below = [given for given in node.all_input_nodes if _storage_key(given) == memory]

@@ -48,8 +48,7 @@ def merge_aliased_constants(
 
 
 def _buffers_of_constants(exported: ExportedProgram) -> Mapping[str, str]:
-    """Return a map from placeholder to placeholder: from each constant that is the same tensor as a buffer, because an
-    object such as a cache also holds it, to that buffer."""
+    """Map the placeholder of each constant that is the same tensor as a buffer to the placeholder of that buffer."""
     specs = exported.graph_signature.input_specs
     buffers = dict(exported.named_buffers())
     known = {_storage_and_layout(buffers[str(s.target)]): s.arg.name for s in specs if s.kind == InputKind.BUFFER}
