@@ -200,8 +200,7 @@ class _Runner:
     counts: Sequence[tuple[int, object]] = ()
 
     def create_module(self, args: Sequence[Argument]) -> None:
-        """Create a module for the compiled program. Store the weights among ``args``, the arguments of a call, and the
-        number of writes to each, by which later calls detect changed weights."""
+        """Create a module; store the weights in a call's ``args`` and their write counts, to detect later changes."""
         self.held = [args[i] for i in self.weights.values()]
         self.watched = [(weight, watch_data_writes(weight)) for weight in self.held if not weight.is_inference()]
         self.counts = self.count_writes_per_weight()

@@ -175,8 +175,8 @@ class CompilationSettings:
     faster_in_torch: run operators in PyTorch where that is faster. With TensorRT-RTX on an H100 or H200 this is
         half-precision attention over 1,024 or more queries and keys (measured on an H200). Programs whose tensors have
         256 MiB or more are measured on this GPU (in a CUDA graph with `cuda_graphs`), and run in PyTorch what is faster
-        there: single engines, the half-precision matmuls of inputs by weights (if each profile has its own engines), or
-        the whole program as captured. False, or ``require_full_compilation``, keeps all operators in engines. Default True.
+        there: single engines, all half-precision matmuls by weights (if engines are for one profile each), or the whole
+        program as captured. False, or ``require_full_compilation``, keeps all operators in engines. Default True.
     measurements: save the times that `faster_in_torch` measured. A later compilation of the same program for the same
         kind of GPU, even on a machine without a GPU, makes the same choice without measuring. True saves them in the
         user's cache folder (`PIPELINE_CACHE` names another), a path saves them in that file, and False nowhere. Ranks

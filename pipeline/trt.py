@@ -214,8 +214,8 @@ class _WeightsStruct(ctypes.Structure):
 
 
 def _struct_pointer(weights: Any) -> int | None:
-    """Return the address of the values of a `trt.Weights`, read from the C struct inside the object. Return None if dtype
-    and count in the struct are not those of ``weights``: then its layout is unknown."""
+    """Return the address of the values of a `trt.Weights`, read from the C struct in the object. Return None if the
+    struct's dtype or count is not that of ``weights``: then the struct has another layout."""
     pointer = ctypes.c_void_p.from_address(id(weights) + object.__basicsize__)
     struct = ctypes.cast(pointer, ctypes.POINTER(_WeightsStruct))
     if not struct:

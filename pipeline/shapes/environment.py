@@ -199,7 +199,7 @@ class ShapeEnvironment(Mapping[str, Range]):
 
 
 def _narrow_range(old: Range, symbol_name: str, relation: Relation) -> Range:
-    """Return a symbol's range, narrowed to the values that meet a relation of this symbol only; ``old`` if none does."""
+    """Return a symbol's range, narrowed to the values that meet a relation on this symbol; ``old`` if none does."""
 
     def first(values: range) -> int | None:
         return next((v for v in itertools.islice(values, MAX_COMBINATIONS) if relation.holds({symbol_name: v})), None)

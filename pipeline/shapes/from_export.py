@@ -93,7 +93,7 @@ def shape_environment(
 
 
 def _traced_ranges(inputs: Mapping[str, object]) -> dict[Any, Any]:
-    """Return the range of each symbol in the inputs' sizes; an ExportedProgram itself lacks those of ``mark_dynamic``."""
+    """Return the range of each symbol in the inputs' sizes; an ExportedProgram lacks those from ``mark_dynamic``."""
     sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
     nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
@@ -255,10 +255,10 @@ def _data_dependent_symbol(
     examples: Mapping[str, torch.Tensor],
     unbounded: dict[str, int],
 ) -> Symbol:
-    """Return the `Symbol` for a data-dependent size or number that ``node`` introduces, with its range. The maximum of a
-    size is that in torch.export's ``value_range``, the number of elements from which the node selects, or the size of
-    the dim that it splits. If there is none, it is 4 times the largest size of the node's inputs and of its result in
-    the example, and is stored in ``unbounded`` by node name."""
+    """Return the `Symbol` for a data-dependent size or number that ``node`` introduces. The maximum of a size is that
+    in torch.export's ``value_range``, the number of elements from which the node selects, or the size of the dim that
+    is split. If there is none, it is 4 times the largest size in the node's inputs and, for the example, in its result;
+    it is then added to ``unbounded``, by node name."""
     low, high = _stated_bounds(value_range) if value_range is not None else (0, None)
     if low is None or low < 0:  # a number, not a size
         return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
@@ -274,8 +274,7 @@ def _data_dependent_symbol(
 
 
 def _max_split_length(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """Return the maximum of a number that ``split_with_sizes`` uses as a length: the largest size of the dim that is
-    split. Return None if no ``split_with_sizes`` uses the number."""
+    """Return the maximum of a number that is a length in ``split_with_sizes`` (that of the dim); None for others."""
     split = [user for user in node.users if user.target is aten.split_with_sizes.default]
     given = [(argument(user, "self"), argument(user, "dim")) for user in split]
     whole = [shape_of(tensor.meta["val"])[dim] for tensor, dim in given]

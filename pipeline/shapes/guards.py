@@ -83,8 +83,8 @@ def _only_checks_for_one_query(conditions: Iterable[tuple[object, str]]) -> bool
 
 
 def _does_not_affect_results(condition: object, location: str, checks_one_query: bool) -> bool:
-    """Return whether the code at ``location`` is code of transformers (`ATTENTION`, `MASKS`) that computes the same result
-    if the condition is false. ``checks_one_query``: whether attention compares sizes only with 1."""
+    """Return whether ``location`` is code in transformers (`ATTENTION`, `MASKS`) that computes the same result if the
+    condition is false. ``checks_one_query``: whether attention compares sizes only with 1."""
     return (checks_one_query and ATTENTION in location) or (location.endswith(MASKS) and _compares_with_one(condition))
 
 
@@ -121,10 +121,10 @@ class Layouts:
         return frozenset(normalized_terms(outer - size * stride) for outer, size, stride in merged) - {None}
 
     def is_about_layout(self, guard: Argument, expr: Argument) -> bool:
-        """Return whether a guard only decides strides. If so, an operator, not the model, evaluated it, to ask whether a
+        """Return whether a guard only decides strides. If so, an operator, not the model, evaluated it to ask whether a
         size is 1, whether two dims can be merged without a copy, or how to lay out the result of a Fourier transform.
-        (`operator_conditions` yields sizes that must not be 1 for another reason.) ``expr``: the condition of
-        ``guard``, in the symbols that the program has."""
+        (If a size of 1 changes results, `operator_conditions` excludes it.) ``expr``: the condition of ``guard``, in
+        the symbols that the program has."""
         place = _guard_origin(guard)
         if not place.startswith(_OPERATOR_LOCATIONS):
             return False

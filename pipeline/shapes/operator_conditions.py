@@ -22,8 +22,8 @@ WRITES = (aten.index_put.default, aten._unsafe_index_put.default)
 
 
 def operator_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield conditions on sizes (sympy expressions such as ``s0 != 1``). If sizes violate one, eager PyTorch would raise
-    an error, or return a result of another rank or size than the graph's operator."""
+    """Yield conditions on sizes (sympy expressions such as ``s0 != 1``). For sizes that violate one, eager PyTorch
+    raises an error, or returns a result of another rank or size than the graph's operator."""
     for find in (_conditions_of_asserts, _squeeze_conditions, _cross_conditions, _reshape_conditions):
         yield from find(graph)
     for find in (_slice_conditions, _attention_conditions, _mask_conditions):
@@ -107,7 +107,7 @@ _SLICE_DEFAULTS: tuple[Argument, ...] = (None, 0, None, None, 1)
 
 
 def _slice_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield a minimum of each size that is sliced to a fixed size: ``s0 >= 2`` if ``x[-2:]`` has 2 rows in the graph."""
+    """Yield a minimum of each size that is sliced to a fixed size: ``s0 >= 2`` if the graph's ``x[-2:]`` has 2 rows."""
     for node in graph.nodes:
         if node.target is aten.slice.Tensor:
             given_args: tuple[Argument, ...] = node.args

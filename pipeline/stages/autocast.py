@@ -184,7 +184,7 @@ class _Caster:
         return reduce(torch.promote_types, computed) if computed else None
 
     def cast_arguments(self, node: Node, dtypes: dict[Node, torch.dtype | None]) -> Any:
-        """Return a node's (args, kwargs) in the new graph, cast to ``dtypes``; inputs without a dtype there keep theirs."""
+        """Return a node's (args, kwargs) in the new graph, cast to ``dtypes``; inputs without an entry keep theirs."""
         return map_arg((node.args, dict(node.kwargs)), lambda n: self.as_dtype(n, dtypes.get(n)))
 
     def as_dtype(self, node: Node, dtype: torch.dtype | None) -> Node:

@@ -137,8 +137,7 @@ class _Conversion:
         }
 
     def convert_node(self, name: str) -> None:
-        """Call a node's converter, and store its result in ``env``. An exception of the converter, or a result with a
-        wrong dtype, shape or network, raises a `ConversionError`."""
+        """Call a node's converter, check the dtype, shape and network of its result, and store it in ``env``."""
         node = self.nodes[name]
         self.ctx.node = node
         mark, layers, literals = self.ctx.log.position(), self.ctx.net.num_layers, len(self.ctx.literals)
@@ -208,8 +207,8 @@ class _Conversion:
                     check_tensor(made, wanted, self.ranges, given, relations)
 
     def keep_direct_weights(self, first_layer: int) -> None:
-        """Find weights that a converter set on layers itself, not by methods of `ConversionContext`. Replace them by the
-        context's, in memory that stays valid until the build. ``first_layer``: the converter's first layer."""
+        """Find weights that a converter set on layers itself, not by methods of `ConversionContext`, and register them
+        in memory that stays valid until the build. ``first_layer``: the index of the converter's first layer."""
         for i in range(first_layer, self.ctx.net.num_layers):
             layer = typed_layer(self.ctx.net, i)
             for held in (each for each in layer_weights(layer) if each.pointer is not None):
@@ -232,8 +231,8 @@ class _Conversion:
         return self.ctx.net.num_inputs, self.ctx.net.num_outputs
 
     def check_network(self, node: torch.fx.Node, result: object, first: int, binding_counts: tuple[int, int]) -> None:
-        """Raise an error if a converter added an input or output to the network, or if a tensor in its ``result`` is not
-        of this network. ``first``: the index of its first layer; ``binding_counts``: `count_bindings` before it."""
+        """Raise an error if a converter added an input or output to the network, or if its ``result`` has a tensor of
+        another network. ``first``: the index of its first layer; ``binding_counts``: `count_bindings` before it."""
         if self.count_bindings() != binding_counts:
             raise NetworkError("the converter added an input or output to the network, which no converter may do")
         known = {id(t) for t in tree_leaves([self.env.get(n.name) for n in node.all_input_nodes])}
@@ -287,7 +286,7 @@ class _Conversion:
         self.network: Network = evolve(described, other_profiles=tuple(p for p in others if p is not None))
 
     def apply_recorded_names(self) -> None:
-        """Give each weight that has a recipe, and the recipe, the name that a converter recorded for it, if it is free."""
+        """Give each weight with a recipe, and the recipe, the name that a converter recorded for it, unless taken."""
         weights, taken = self.ctx.weights, {weight.name for weight in self.ctx.weights.values()}
         for pointer, name in self.ctx.recorded.items():
             known = weights.get(pointer)
@@ -304,8 +303,8 @@ class _Conversion:
         return port.kind == "symint" and bool(self.ctx.symbols[str(port.value)][0].is_shape_tensor)
 
     def mark_output(self, port: Port, read_names: frozenset[str]) -> None:
-        """Mark the tensor of a segment's output as a network output. If it is already an input, a constant or an output,
-        or if layers read it (``read_names``), an additional layer copies it: TensorRT-RTX 1.4 to 1.6 sometimes do not
+        """Mark the tensor of a segment's output as a network output. An additional layer copies it if it is already an
+        input, a constant or an output, or if layers read it (``read_names``): TensorRT-RTX 1.4 to 1.6 sometimes do not
         write an output from which one kernel also computes other outputs (docs/tensorrt.md)."""
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)

@@ -53,9 +53,8 @@ def _matmul_names(program: Program) -> Iterator[str]:
 def _attention_names(program: Program, profile: int | None) -> Iterator[str]:
     """Yield the names of attention operators that may be faster in PyTorch, and of their masks.
 
-    Attention may be faster if it has 64 queries or more at the optimal sizes of a profile, or if it has one query and
-    runs in a CUDA graph. For one query, Triton must be installed, or this machine have no GPU: then measurements from
-    another machine decide.
+    Attention may be faster with 64 queries or more at the optimal sizes of a profile, or with one in a CUDA graph. For
+    one query, Triton must be installed, or this machine have no GPU: then stored times of another machine decide.
     """
     nodes = [node for node in program.graph.nodes if node.target is SDPA]
     sizes = tuned_sizes(program, profile)[0] if nodes else {}

@@ -28,8 +28,7 @@ from pipeline.verification.recompile import Recompiler
 
 @frozen
 class Load:
-    """The stage that loads all engines, and compiles the operators of engines that do not load in another way. It is
-    skipped with ``load_built_engines=False``.
+    """The stage that recompiles what does not load as an engine. It is skipped with ``load_built_engines=False``.
 
     loader: loads a program's engines, and returns the engines that do not load.
     build: builds engines to try whether they load, in this process and without a cache.

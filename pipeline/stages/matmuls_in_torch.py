@@ -23,12 +23,11 @@ TRIAL: Final = Rejection("this trial measures its time in PyTorch")
 
 
 def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names: Sequence[str]) -> Compiled:
-    """Compile a program again by the pipeline's ``stages``, with the operators ``node_names`` in PyTorch, where `choose`
-    expects matmuls by weights to be faster.
+    """Compile a program again by the pipeline's ``stages``, with operators, by ``node_names``, in PyTorch (see `choose`).
 
-    Engines then end at each of these operators, several times in each layer, so that no other cuts are needed: the
-    default partitioner, or one that cuts between submodules, is replaced by `BehindUpdates`, which cuts only after
-    cache updates. Other partitioners stay.
+    Engines then end at each of these operators, several times in each layer, so that few other cuts are needed:
+    `BehindUpdates`, which cuts only after cache updates, replaces the default partitioner, and one that cuts between
+    submodules. Other partitioners stay.
 
     Raises:
         ValueError: ``node_names`` is empty, or an engine serves all profiles instead of one.
@@ -56,8 +55,8 @@ def _check_engine_per_profile(compiled: Compiled) -> None:
 
 
 def set_final_reason(compiled: Compiled, reason: Rejection) -> Compiled:
-    """Return a result of `matmuls_in_torch` with ``reason``, which has the measured times, in place of `TRIAL`: the reason
-    why the moved operators run in PyTorch."""
+    """Return a result of `matmuls_in_torch` in which ``reason``, which states measured times, is the reason why the
+    operators run in PyTorch, in place of `TRIAL`."""
     partitioned = compiled.partitioned
     fallbacks = (
         evolve(each, reason=reason.reason, hint=reason.hint) if each.reason == TRIAL.reason else each

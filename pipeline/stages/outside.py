@@ -55,8 +55,8 @@ class SharedWeights:
         return evolve(partitioned, segments=tuple(map(changed, partitioned.segments)))
 
     def _should_share(self, partitioned: Partitioned, segment: Segment, weight: torch.fx.Node) -> bool:
-        """Return whether to keep a weight outside of a segment, so that engines share it: it is large, and the converters
-        that read it accept weights as network inputs."""
+        """Return whether to keep a weight outside of a segment, so that engines share it: it is large, and the
+        converters that read it accept weights as network inputs."""
         value, inside = weight.meta["val"], frozenset(segment.nodes)
         if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS or value.nbytes < self.least:
             return False
@@ -81,9 +81,8 @@ class EnginePerProfile:
         return evolve(partitioned, segments=segments, cuts=tuple(cuts(segments)))
 
     def _split_by_profile(self, program: Program, segment: Segment) -> Iterator[Segment]:
-        """Yield a copy of the segment for each profile, or the segment itself: if PyTorch runs it, if it is for one
-        profile, if the profiles' sizes of its inputs are equal, if it computes data-dependent sizes, or if it has more
-        than ``most`` bytes of weights."""
+        """Yield a copy of the segment for each profile. Yield only the segment itself if PyTorch runs it, if its inputs
+        have equal sizes in all profiles, if it computes new sizes, or if its weights have more than ``most`` bytes."""
         nodes = {node.name: node for node in program.graph.nodes}
         alone = segment.kind != "engine" or segment.profile is not None or _computes_new_sizes(segment)
         if (

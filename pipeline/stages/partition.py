@@ -189,8 +189,7 @@ def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
 
 
 def _check_positive(name: str, value: object, path_option: str) -> None:
-    """Raise an error if the option ``name`` is no positive integer. Users who passed module paths are told to pass them as
-    ``path_option``."""
+    """Raise an error if the option ``name`` is no positive integer. It says that ``path_option`` takes module paths."""
     if not isinstance(value, int) or value < 1:
         kind = ValueError if isinstance(value, int) else TypeError
         raise kind(f"{name} must be an integer of at least 1, got {value!r}; pass module paths as {path_option}=")
@@ -207,12 +206,9 @@ def _partition(
     choose_units: Callable[[Flow, dict[int, str]], Units],
     cut_engine: Callable[[Flow, Units, Sequence[int]], list[tuple[int, ...]]] | None = None,
 ) -> Partitioned:
-    """Return the segments of a program. Operators are numbered as in ``flow.nodes``.
-
-    ``choose_units(flow, refused)`` returns the groups of operators that share a segment. ``refused`` has the reason of
-    each operator that must run in PyTorch. ``cut_engine(flow, units, operators)`` cuts the operators of one engine into
-    those of several; None: engines are not cut.
-    """
+    """Return the segments of a program. ``choose_units(flow, refused)`` returns the groups of operators that share a
+    segment; ``refused`` has the reason of each operator that must run in PyTorch. ``cut_engine(flow, units,
+    operators)`` cuts the operators of one engine; None: engines stay whole. Operators are indices in ``flow.nodes``."""
     program, settings = validated.program, validated.program.settings
     reasons = _refused_nodes(validated)
     if reasons and settings.require_full_compilation:

@@ -201,8 +201,8 @@ def _unbounded_size_rejections(role: str, value: torch.Tensor, program: Program)
 
 
 def _untuned_size_rejections(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
-    """Yield a rejection of an elementwise operator if only data decides whether its inputs have equal sizes in a dim, as
-    in ``x[mask] + y``, and TensorRT would tune the engine for sizes (``opt``) that are not equal."""
+    """Yield a rejection of an elementwise operator if only data decides whether the sizes of its inputs in a dim are
+    equal, as in ``x[mask] + y``, and the sizes that TensorRT would tune the engine for (``opt``) are not."""
     values = [n.meta.get("val") for n in node.all_input_nodes] if is_pointwise(node) else []
     shapes = [shape_of(value)[::-1] for value in values if isinstance(value, torch.Tensor)]
     for sizes in zip_longest(*shapes, fillvalue=1):

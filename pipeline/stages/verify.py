@@ -70,8 +70,8 @@ class Verify:
         return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:
-        """Return the program with its ``agreement``: its errors compared with eager PyTorch. With ``on_failure="heal"``,
-        first replace nodes that cause too large errors: compile them in float32 or by another converter, say.
+        """Return the program with its ``agreement``: its errors compared with eager PyTorch. If they are too large and
+        ``on_failure`` is ``"heal"``, first compile the nodes that cause them in another variant, such as in float32.
 
         Raises:
             AgreementError: errors are too large, also after healing, or the graph does not agree with the module. With
