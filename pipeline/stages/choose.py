@@ -281,7 +281,7 @@ Rows: TypeAlias = "list[tuple[Times, tuple[float, float]]]"
 
 def _engines_to_replace(compiled: Compiled, times: Sequence[Times], checked: Sequence[Times]) -> Mapping[str, Rows]:
     """Return the engines that PyTorch should replace: those slower than it in a profile of ``checked`` or, if they
-    serve all profiles, in all of ``times``. Their rows are (`Times`, both times) of profiles in which they are slower."""
+    serve all profiles, in all of ``times``. Their rows are (`Times`, both times) of profiles where they are slower."""
     slower = dict[str, Rows]()
     for t in checked:
         for name, pair in t.slower_engines.items():

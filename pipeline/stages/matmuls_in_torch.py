@@ -23,7 +23,7 @@ TRIAL: Final = Rejection("this trial measures its time in PyTorch")
 
 
 def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names: Sequence[str]) -> Compiled:
-    """Compile a program again by the pipeline's ``stages``, with operators, by ``node_names``, in PyTorch (see `choose`).
+    """Compile a program again by the pipeline's ``stages``, with the nodes ``node_names`` in PyTorch (see `choose`).
 
     Engines then end at each of these operators, several times in each layer, so that few other cuts are needed:
     `BehindUpdates`, which cuts only after cache updates, replaces the default partitioner, and one that cuts between
