@@ -105,7 +105,7 @@ def _has_size_value(node: Node) -> bool:
 
 
 def _core_graph(module: GraphModule, core_results: Sequence[Node]) -> GraphModule:
-    """Return a copy of Dynamo's graph, to be compiled, that returns the nodes ``core_results`` instead of results."""
+    """Return a copy of Dynamo's graph, to be compiled, that returns the nodes ``core_results`` instead of its own."""
     graph, env = Graph(), dict[Node, Node]()
     for node in module.graph.nodes:
         if node.op != "output":

@@ -68,7 +68,7 @@ def shape_environment(
         exported, graph: the export, with the ranges that ``requested`` does not override, and its graph.
         inputs: the fake tensor, symbolic int or constant of each user input, by name.
         sizes: the sizes to tune engines for, by input name; by default the sizes in the example.
-        requested: the user's bounds, by symbol; in ``exported``, 1 is excluded if an operator asked for it.
+        requested: the user's bounds, by symbol; those of ``exported`` lack 1 if an operator compared the size with 1.
         examples: the tensors of the example and of the model, by placeholder, to estimate sizes without a bound.
 
     Raises:
