@@ -31,7 +31,7 @@ def new_module(compiled: Compiled, executor: Executor | None, runtime_settings: 
 
 
 def copy_model_with_forward(_: Compiled, model: M, compiled_module: CompiledModule) -> M:
-    """Return a copy of the model whose ``forward`` calls ``compiled_module``."""
+    """Return a copy of ``model`` whose ``forward`` calls ``compiled_module``; ``_`` is the ``self`` of this method."""
     return in_place_of(model, compiled_module)
 
 

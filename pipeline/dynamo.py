@@ -112,7 +112,7 @@ class Backend:
         return runner if results is None else lambda *args: results(*args, *runner(*args))
 
     def count_and_warn(self, reason: str) -> None:
-        """Count a graph that runs in PyTorch, by reason; log a warning when a reason occurs for the first time."""
+        """Count in ``refused`` a graph that runs in PyTorch for this reason; warn if the reason is new."""
         self.refused[reason] += 1
         if self.refused[reason] == 1:
             log.warning("torch.compile runs a graph in PyTorch, without TensorRT: %s", reason)
@@ -178,20 +178,21 @@ def _compile_runner(
 
 @define(eq=False)
 class _Runner:
-    """A compiled graph as the callable that Dynamo receives. A call with changed weights refits the graph first.
+    """The callable that Dynamo receives for a compiled graph. A call with changed weights refits the program first.
 
     weights, inputs: the indices of weights and of other inputs among the arguments that Dynamo passes.
-    calls: Dynamo's graph in PyTorch, for calls in which a mutated input (``written``) shares memory with another input.
-    held: the weights at compilation.
-    watched, counts: the tensors whose writes are counted (by torch's version counter and through ``.data``), and the
-        latest number of writes to each tensor.
+    run_in_torch: runs Dynamo's graph in PyTorch, for calls in which a mutated input (indices ``written``) shares memory
+        with another input.
+    held: the weights that ``module`` was created with.
+    watched, counts: the weights whose writes are counted (by torch's version counter and through ``.data``), and these
+        counts when ``module`` was created.
     """
 
     compiled: Compiled
     weights: Mapping[str, int]
     inputs: Sequence[int]
     executor: Executor | None
-    calls: Function
+    run_in_torch: Function
     written: Sequence[int]
     module: Any = None
     held: Sequence[torch.Tensor] = ()
@@ -199,7 +200,7 @@ class _Runner:
     counts: Sequence[tuple[int, object]] = ()
 
     def create_module(self, args: Sequence[Argument]) -> None:
-        """Create a module for the compiled program; count writes to weights from now on. ``args``: as in a call."""
+        """Create a module; store the weights in a call's ``args`` and their write counts, to detect later changes."""
         self.held = [args[i] for i in self.weights.values()]
         self.watched = [(weight, watch_data_writes(weight)) for weight in self.held if not weight.is_inference()]
         self.counts = self.count_writes_per_weight()
@@ -209,7 +210,7 @@ class _Runner:
         now = [args[i] for i in self.weights.values()]
         given = [args[i] for i in self.inputs]
         if self.written and find_overlap(self.written, [*given, *now]):
-            return self.calls(*args)
+            return self.run_in_torch(*args)
         if not all(map(is_, now, self.held)) or self.count_writes_per_weight() != self.counts:
             self.compiled = refit_module_weights(self.compiled, dict(zip(self.weights, now, strict=True)))
             self.create_module(args)

@@ -162,10 +162,10 @@ class CaptureError(PipelineError):
 
 
 class ShapeError(PipelineError, ValueError):
-    """An input has a size in dimension ``dim`` that the program was not compiled for. If ``dim`` is None, it is the
-    value of an int input, or (``rank``) the rank of a tensor.
+    """An input has a size, ``value``, in dimension ``dim`` that the program was not compiled for. If ``dim`` is None,
+    ``value`` is not a size but the value of an int input or, with ``rank=True``, the rank of a tensor.
 
-    ``why`` names another reason for the allowed sizes besides the compiled range, or is empty.
+    ``range``: the smallest and largest allowed value. ``why``: words that explain the range in the message, or empty.
     """
 
     def __init__(
@@ -184,8 +184,8 @@ class ShapeError(PipelineError, ValueError):
 
 
 class DtypeError(PipelineError, TypeError):
-    """An input has a dtype (``found``) that the model or the compiled program does not accept. ``due`` names the
-    expected dtype; ``why`` names what requires it."""
+    """An input has the dtype ``found``, but the model or the compiled program expects the dtype ``due``. ``why``: what
+    requires that dtype, or empty."""
 
     def __init__(self, input: str, found: str, due: str, why: str = "") -> None:
         hint = f"cast it: .to(torch.{due}), Input(…, dtype=torch.{due})" if due.isidentifier() else "cast it"

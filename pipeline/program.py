@@ -36,7 +36,7 @@ from pipeline.shapes.port_text import output_lines, port_text
 
 
 def text_digest(text: str) -> str:
-    """Return the SHA-256 of a record's text; compare records by this digest, not by ``==`` (``1 == True``)."""
+    """Return the SHA-256 of a record's text, such as a printed program. Unlike ``==`` it tells ``1`` from ``True``."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -92,15 +92,17 @@ def make_port(name: str, graph_value: object, symbols: Symbols) -> Port:
 
 @frozen
 class Output:
-    """One output of a program: the source of its value, and the purpose or target of the value.
+    """One output of a program.
 
-    ``value`` is a graph node's name, or (``constant=True``) the Python value itself. ``kind`` is ``"user"``: a result
-    of the model; ``"buffer"`` or ``"input"``: a mutation, written back to ``target`` after every call; ``"check"``:
-    whether rows outside of ``target`` or another buffer were written; or ``"decision"``: whether the call takes another
-    branch than the example inputs at the source line ``target``. The ``target`` of a ``"user"`` output identifies the
-    returned tensor by its name at capture: outputs with equal targets are the same tensor, and a target that is an
-    input, parameter or buffer means that tensor itself, after mutation. Outputs without a target are new tensors at
-    each call. ``name`` is a key in the model's result, or the name of the mutated buffer or input.
+    ``value``: a graph node's name, or (``constant=True``) the Python value itself. ``name``: a key in the model's
+    result, or the name of the mutated buffer or input. The meaning of ``target`` depends on ``kind``:
+
+    - ``"user"``: a result of the model. ``target`` is the name of the returned tensor at capture: outputs with equal
+      targets are the same tensor, and the name of an input, parameter or buffer means that tensor itself, after
+      mutation. Without a target, each call returns a new tensor.
+    - ``"buffer"``, ``"input"``: the new value of the buffer or input ``target``, written back to it after every call.
+    - ``"check"``: True if a call writes rows outside of a buffer; ``target`` is the first of the checked buffers.
+    - ``"decision"``: True if a call takes another branch at the source line ``target`` than the example inputs.
     """
 
     value: Any
@@ -114,11 +116,11 @@ class Output:
 class SavedFields:
     """The fields of a program that its file stores unchanged; a new field must have a default.
 
-    ``constants``: the recipe of each constant placeholder over ``parameters`` (the model's tensors, by name).
-    ``buffers``: the buffer of each placeholder that the program mutates. ``aliases``: all names in the model's state
-    dict. ``written``: the names of tensors in ``parameters`` that are constants, such as those in the model's code.
-    ``numbers``: the numbers of buffers that Python read during the capture (``stride[1]``). ``unreached``: the user's
-    registrations that were not used.
+    ``constants``: by placeholder, the `Recipe` that computes a constant from ``parameters``, the model's tensors.
+    ``buffers``: by placeholder, the name of each buffer that the program mutates. ``aliases``: all names in the model's
+    state dict. ``written``: the names of tensors in ``parameters`` that are literals in the model's code or
+    `pipeline.Constant` inputs. ``numbers``: the elements of buffers (``stride[1]``) that Python read during the
+    capture. ``unreached``: the user's converters, decompositions and settings that were not used.
     ``profiles``: the optimization profiles, one of which a call must fit. ``signature``: the parameters of ``forward``.
     ``sharding``: the rank of a part of a sharded model.
     """
@@ -167,7 +169,7 @@ class Program(SavedFields):
         return evolve(self, graph_module=graph_module(self.graph_module, graph), **changes)
 
     def without_weights(self) -> Program:
-        """Return this program without weights, to be the ``source`` of programs that are derived from it."""
+        """Return this program without parameters and examples: the ``source`` of a derived program, which has them."""
         return evolve(self, parameters=FrozenDict(), examples=FrozenDict(), source=None)
 
     def __str__(self) -> str:
@@ -251,10 +253,10 @@ class Validated:
 class Segment:
     """A part of a program that runs in an engine or in PyTorch.
 
-    ``nodes``: names of graph nodes in order. ``constants``: the placeholders that are the segment's weights; constants
-    that are also in ``inputs`` stay in the model's memory, where an engine reads them. ``profile``: the index of the
-    only optimization profile that the segment runs in; None: all profiles. ``marks``: the workarounds for kernel bugs;
-    None before `avoid_faults`.
+    ``nodes``: names of graph nodes in order. ``constants``: the placeholders of the weights that the segment contains;
+    a weight that `shared_weights` keeps outside of engines is in ``inputs`` instead. ``profile``: the index of the
+    optimization profile if the segment runs only in calls of that profile; None: it runs in all calls. ``marks``: the
+    workarounds for kernel bugs; None before `avoid_faults`.
     """
 
     name: str
@@ -286,12 +288,12 @@ class Cut:
 
     @property
     def nbytes(self) -> int:
-        """Return how many bytes these tensors have at their optimal sizes, for which TensorRT tunes engines."""
+        """Return the bytes of the crossing ``tensors`` at the optimal sizes, for which TensorRT tunes engines."""
         return sum(port.nbytes(lambda r: r.opt) for port in self.tensors)
 
     @property
     def max_nbytes(self) -> int:
-        """Return how many bytes these tensors have at their largest sizes."""
+        """Return the bytes of the crossing ``tensors`` at their largest sizes."""
         return sum(port.nbytes(lambda r: r.max) for port in self.tensors)
 
     def __str__(self) -> str:
@@ -363,9 +365,10 @@ def segment_lines(partitioned: Partitioned, segment: Segment) -> Iterator[str]:
 class Converted:
     """A TensorRT network for each engine segment, and its frozen description.
 
-    ``handles`` are the TensorRT networks with everything they point to. ``recipes`` computes each weight, ``literals``
-    has the weights that do not depend on parameters, and ``computed`` those that a converter seems to have computed
-    from parameters, each with the reason why it cannot be refitted.
+    ``networks``: the descriptions. ``handles``: the TensorRT networks with the memory of their weights. By weight name,
+    ``recipes``: how to compute the weight from the model's parameters; ``literals``: the weights that a converter
+    created itself; ``computed``: those of ``literals`` that a converter seems to have computed from parameters, each
+    with the reason why it cannot be refitted.
     """
 
     partitioned: Partitioned

@@ -38,7 +38,7 @@ class Ref:
 
 @frozen
 class Step:
-    """One ATen call of a recipe: ``target`` is the operator's qualified name (``aten.permute.default``)."""
+    """One ATen call of a `Recipe`: ``target`` names the operator (``aten.permute.default``), ``name`` its result."""
 
     name: str
     target: str

@@ -128,8 +128,8 @@ class CompilationSettings:
     truncate_double: compute float64 in float32 inside engines; the results are float64 again. If False, nodes with
         float64 run in PyTorch. Default False.
     require_full_compilation: raise `UnsupportedOperatorException` if any node would run in PyTorch. Default False.
-    require_fused_quantization: raise `QuantizationError` if no matmul or convolution reads the quantized values of some
-        weight or pair according to the engine's plan, or if the plan does not show it. Default False.
+    require_fused_quantization: raise `QuantizationError` unless the engine's plan shows that a matmul or convolution
+        reads the quantized values of each quantized weight and of each quantize/dequantize pair. Default False.
     min_block_size: the minimum number of operators in an engine, at least 1; a smaller segment runs in PyTorch. Ignored
         if the whole model is one segment or with `require_full_compilation`. Default 5.
     max_engines: the maximum number of engines per model, at least 1; None for no limit. Default None.
@@ -175,12 +175,12 @@ class CompilationSettings:
     faster_in_torch: run operators in PyTorch where that is faster. With TensorRT-RTX on an H100 or H200 this is
         half-precision attention over 1,024 or more queries and keys (measured on an H200). Programs whose tensors have
         256 MiB or more are measured on this GPU (in a CUDA graph with `cuda_graphs`), and run in PyTorch what is faster
-        there: single engines, half-precision matmuls by weights if each profile has its own engines, or the whole
-        captured program. False, or ``require_full_compilation``, keeps all operators in engines. Default True.
+        there: single engines, all half-precision matmuls by weights (if engines are for one profile each), or the whole
+        program as captured. False, or ``require_full_compilation``, keeps all operators in engines. Default True.
     measurements: save the times that `faster_in_torch` measured. A later compilation of the same program for the same
         kind of GPU, even on a machine without a GPU, makes the same choice without measuring. True saves them in the
-        user's cache folder (`PIPELINE_CACHE` names another), a path in that file, and False nowhere. Ranks of a sharded
-        model measure only if this is a path. Default True.
+        user's cache folder (`PIPELINE_CACHE` names another), a path saves them in that file, and False nowhere. Ranks
+        of a sharded model measure only if this is a path. Default True.
     collectives_in_engine: an experiment: let TensorRT-RTX 1.6 or newer run the collectives of a sharded program inside
         engines, with the process group's own communicator of NCCL. Collectives that an engine cannot run remain in
         PyTorch between engines; ``coverage`` reports why. Default False.
@@ -279,7 +279,7 @@ class CompilationSettings:
         return attrs.evolve(self, **fields)
 
     def __getattr__(self, name: str) -> object:
-        """Raise an error for settings of Torch-TensorRT that converters read; the message names the replacement."""
+        """Raise an `AttributeError`; for settings that converters for Torch-TensorRT read, it names the replacement."""
         if name in ELSEWHERE:
             raise AttributeError(f"{name!r} is not a compilation setting; {ELSEWHERE[name]}", name=name, obj=self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)

@@ -214,7 +214,8 @@ class _WeightsStruct(ctypes.Structure):
 
 
 def _struct_pointer(weights: Any) -> int | None:
-    """Return the pointer inside a `trt.Weights`; None if the other fields of the struct do not match the object."""
+    """Return the address of the values of a `trt.Weights`, read from the C struct in the object. Return None if the
+    struct's dtype or count is not that of ``weights``: then the struct has another layout."""
     pointer = ctypes.c_void_p.from_address(id(weights) + object.__basicsize__)
     struct = ctypes.cast(pointer, ctypes.POINTER(_WeightsStruct))
     if not struct:

@@ -28,11 +28,11 @@ HINT: Final = "use unfold() for windows of a tensor, or call contiguous() before
 
 
 def replace_as_strided(module: torch.fx.GraphModule, examples: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
-    """Return a copy of the module in which each ``as_strided`` of a dense tensor reads a contiguous tensor that covers
-    its memory; the module itself if nothing changes. ``examples``: the example input tensors, by placeholder.
+    """Return a copy of the module in which ``as_strided`` reads tensors whose elements are in memory order: ``x`` in
+    place of ``x.mT`` or ``x[1:]``; the module itself if nothing changes. ``examples``: example tensors, by placeholder.
 
     Raises:
-        CaptureError: the graph does not determine the contents of the memory that is read.
+        CaptureError: ``as_strided`` may read memory whose contents no tensor of the graph contains.
     """
     _check_storage_offsets(module, examples)
     if not any(node.target in AS_STRIDED and not _has_contiguous_input(node) for node in module.graph.nodes):
@@ -60,7 +60,7 @@ class _AsStridedRewriter:
         self.env: dict[Node, Node] = {}
 
     def copy_node(self, node: Node) -> Node:
-        """Copy a node; the copy of an ``as_strided`` node reads the whole tensor whose view the original reads."""
+        """Copy a node. The copy of ``as_strided`` reads a tensor in memory order: ``x``, not its transpose ``x.mT``."""
         made = copy_node(node, self.graph, self.env.__getitem__)
         if node.target not in AS_STRIDED or _has_contiguous_input(node):
             return made
@@ -98,8 +98,9 @@ def _has_contiguous_input(as_strided_node: Node) -> bool:
 
 
 def _node_covering_memory(source: Node, as_strided_node: Node) -> tuple[Node, list[int]]:
-    """Return the node that covers the whole memory of ``source`` (itself, or the tensor that it is a view of), and this
-    node's dims from the largest to the smallest stride. ``as_strided_node``: the node that an error names."""
+    """Return (node, dims): ``source`` or the tensor that it is a view of, whose elements fill the memory without gaps;
+    and the dims of that tensor, from the largest to the smallest stride. If there is no such tensor, raise a
+    `CaptureError` that names ``as_strided_node``, which reads ``source``."""
     memory, node = _storage_key(source), source
     while (order := _dims_by_stride(node.meta["val"])) is None:
         below = [given for given in node.all_input_nodes if _storage_key(given) == memory]

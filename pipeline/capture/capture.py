@@ -87,7 +87,7 @@ def capture(
 
 
 def _add_read_numbers(program: Program, notes: ExportNotes) -> Program:
-    """Return the program with the numbers in the buffers ``notes.reads``, which Python read during the export."""
+    """Set ``program.numbers``: the elements of the buffers ``notes.reads``, which Python read during the export."""
     read = ((name, program.parameters[name]) for name in sorted(notes.reads & program.parameters.keys()))
     numbers = {place: number for name, buffer in read for place, number in named_buffer_numbers(name, buffer)}
     return evolve(program, numbers=FrozenDict(numbers))

@@ -87,8 +87,8 @@ class DynamoGraph(torch.nn.Module):
 
 
 def _run_dynamo_graph(module: GraphModule, *args: Argument) -> Argument:
-    """Return the results of Dynamo's graph. If the graph itself computes derivatives (``torch.func``), run it with
-    gradients enabled, and with detached weights: so results are plain tensors, not wrappers of ``torch.func``."""
+    """Run Dynamo's graph and return its results. If the graph itself computes derivatives (``torch.func.grad``), enable
+    gradients, and detach the weights: otherwise results would be wrappers of ``torch.func`` and not plain tensors."""
     derivatives = (_functorch._grad_increment_nesting, _functorch._jvp_increment_nesting)
     has_derivatives = any(node.target in derivatives for node in module.graph.nodes)
     if has_derivatives:

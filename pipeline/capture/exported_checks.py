@@ -31,12 +31,13 @@ def check_export(
     profiles: Sequence[Spec] | None,
     device: str | None,
 ) -> ExportNotes:
-    """Check a user's ``ExportedProgram`` and its other arguments; return inputs and profiles as `ExportNotes`.
+    """Check a user's ``ExportedProgram`` and the other arguments of `capture`; return its `ExportNotes`: the inputs,
+    the ranges that they request, and the profiles.
 
     Raises:
-        TypeError: constants or ``dynamic_shapes`` are passed, which only `torch.export.export` can apply.
+        TypeError: an input is a `pipeline.Constant`, or ``dynamic_shapes`` is given: both apply to modules only.
         CaptureError: a tensor of the ``ExportedProgram`` has no value.
-        ValueError: it was exported on another device, or the inputs do not fit it.
+        ValueError: it was exported on another device than ``device``, or the inputs do not fit it.
     """
     request = check_request(exported, args, kwargs, dynamic_shapes, profiles)
     if request.constants:

@@ -65,8 +65,9 @@ def insert_constants(program: Program, notes: ExportNotes) -> Program:
 
 
 def mark_decisions(program: Program, notes: ExportNotes) -> Program:
-    """Give the last outputs, one for each source line in ``notes.decisions``, the kind ``"decision"``; hide them from
-    the caller. Each is True if a call takes another branch (``if x.sum() > 0``) at the line than the example did."""
+    """Set the kind of the last outputs to ``"decision"``, and remove them from the values that the caller gets.
+    The export added one for each source line in ``notes.decisions`` (``if x.sum() > 0``): it is True if a call takes
+    another branch at that line than the example inputs did."""
     if not notes.decisions:
         return program
     first = len(program.outputs) - len(notes.decisions)
@@ -102,7 +103,8 @@ def warn_of_assumptions(exported: ExportedProgram, notes: ExportNotes) -> None:
 
 
 def _assumes_selected_count(node: torch.fx.Node, data_dependent: Set[torch.fx.Node]) -> bool:
-    """Return whether a data-dependent mask is assumed to select a fixed number of elements: ``x[mask].view(4, 8)``."""
+    """Return whether a node selects elements by a mask in ``data_dependent``, and the model works for one number of
+    selected elements only: ``x[mask]`` in ``x[mask].view(4, 8)``."""
     if node.target not in MASK_SELECTIONS or free_unbacked_symbols(node.meta["val"]):
         return False
     values = [each.meta.get("val") for each in tree_leaves(node.args[1]) if each in data_dependent]
@@ -142,7 +144,8 @@ def _symbol_ranges_in_profile(
 
 
 def _implied_symbol_ranges(input_ranges: ProfileRanges, port: Port) -> Iterator[tuple[str, Range]]:
-    """Yield (symbol, range) for symbols whose range follows from a profile's ranges of one input (``port``)."""
+    """Yield (symbol, range) for each symbol in the sizes of an input (``port``), from the dims' ranges in a profile: if
+    a dim of size ``2*s0`` has the range 2 to 8, the range of ``s0`` is 1 to 4."""
     for dim, given in input_ranges.ranges.items():
         size = port.shape[dim] if port.kind == "tensor" else None
         if size is None or isinstance(size, int) or len(size.free_symbols) != 1:

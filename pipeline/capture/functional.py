@@ -32,7 +32,7 @@ from pipeline.shapes.from_export import ONE_SIZE_HINT
 
 
 def _check_declared_writes(module: torch.fx.GraphModule) -> None:
-    """Raise a `CaptureError` if a norm updates running statistics in training."""
+    """Raise a `CaptureError` if a norm updates running statistics in training, which the export does not record."""
     norms = (torch.ops.aten.native_batch_norm.default, torch.ops.aten.instance_norm.default)
     for node in (node for node in module.graph.nodes if node.target in norms):
         if node.args[5] and node.args[3] is not None:  # training, with running statistics
@@ -82,7 +82,7 @@ def _calls_only_inlinable_regions(module: torch.fx.GraphModule) -> bool:
 
 
 class _Inliner:
-    """Copies a graph, and inlines the graphs of its regions."""
+    """Copies a graph, and inlines regions: the subgraphs that context managers such as ``torch.no_grad()`` run."""
 
     def __init__(self, names: set[str]) -> None:
         self.graph, self.taken = torch.fx.Graph(), names
@@ -90,10 +90,11 @@ class _Inliner:
     def append_graph(
         self, module: torch.fx.GraphModule, env: dict[Node, Argument], *, keep_names: bool = True
     ) -> Argument:
-        """Append a copy of a module's graph to the new graph, and return the results of a region.
+        """Append a copy of a module's graph to the new graph. ``env``: the values in place of the graph's placeholders.
 
-        The values in ``env`` replace the placeholders. ``keep_names``: True for the outer graph, whose signature has
-        names of nodes, and whose output node is copied (None is returned); False for regions.
+        For the outermost graph, ``keep_names`` is True: nodes keep their names, to which the export's signature refers,
+        the output node is copied, and None is returned. For a region (the body of ``torch.no_grad()``) it is False:
+        nodes get new names, and the tuple of the region's results is returned.
         """
         for node in module.graph.nodes:
             if node in env or (node.op == "get_attr" and all(_is_inlinable_region(u, module) for u in node.users)):
@@ -109,8 +110,9 @@ class _Inliner:
     def copy_node(
         self, node: Node, module: torch.fx.GraphModule, env: Mapping[Node, Argument], keep_names: bool
     ) -> Argument:
-        """Copy a node of ``module`` and return the copy; inline a region and return its results. ``env``: the new value
-        of each old node. ``keep_names``: whether the copy has the node's name, else a new one."""
+        """Return a copy of a node of ``module``. If the node runs a region that can be inlined, append the nodes of the
+        region instead, and return the tuple of its results. ``env``: the copy of each earlier node. ``keep_names``:
+        whether the copy keeps the node's name."""
         found = _inlinable_region(node, module) if calls_context_region(node) else None
         if found is not None:
             body, args = found
@@ -183,7 +185,8 @@ def _unbacked_symbols(node: torch.fx.Node) -> set[object]:
 
 @contextmanager
 def _hide_unbacked_bindings(nodes: Sequence[torch.fx.Node]) -> Iterator[None]:
-    """Return a context that hides which nodes introduced data-dependent symbols, so that torch can trace them again."""
+    """Return a context in which ``nodes`` lack the metadata ``unbacked_bindings``, which names the data-dependent
+    symbols that a node introduces. Otherwise torch would expect these symbols again when it traces the nodes again."""
     made = {node: node.meta["unbacked_bindings"] for node in nodes if "unbacked_bindings" in node.meta}
 
     def bind() -> None:

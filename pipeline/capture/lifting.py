@@ -77,7 +77,8 @@ def program_of_export(exported: ExportedProgram, notes: ExportNotes, settings: C
 
 
 def _functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
-    """Call `functionalize`; raise a `CaptureError` in place of torch's errors, and ignore torch's warnings."""
+    """Return the export (traced again by torch if necessary), its graph without in-place operators, and the signature
+    of that graph, by `functionalize`. Raise a `CaptureError` in place of torch's errors; ignore torch's warnings."""
     try:
         with warnings.catch_warnings():  # torch's own, of its own code
             warnings.simplefilter("ignore")
@@ -137,8 +138,8 @@ def _make_input_port(argument: Any, placeholder_values: Mapping[str, Argument], 
 def _make_outputs(
     specs: Sequence[OutputSpec], results: Sequence[object], mutated_buffers: Mapping[str, str]
 ) -> tuple[Output, ...]:
-    """Return an `Output` for each spec of the export's signature and its value. ``mutated_buffers``: the name of each
-    mutated buffer, by placeholder."""
+    """Return an `Output` for each of the graph's ``results``, whose kinds are in ``specs``, the output specs of the
+    export's signature. ``mutated_buffers`` maps the placeholder of each mutated buffer to the buffer's name."""
     outputs = tuple(map(_make_output, specs, results))
     placeholders = {name: placeholder for placeholder, name in mutated_buffers.items()}
     changed = {o.value: placeholders.get(o.target, o.target) for o in outputs if o.kind != "user"}

@@ -54,9 +54,9 @@ def remove_mutation(
 
 
 def functionalize_subgraphs(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the module with functionalized subgraphs (branches of ``torch.cond``, steps of a scan); the module
-    itself if no subgraph mutates. A subgraph is unchanged if a write has no rule, or if a map runs it for each row:
-    `torch.vmap` supports the writes, but not the operators that would replace them."""
+    """Return the module with writes removed from its subgraphs (branches of ``torch.cond``, steps of a scan), or the
+    module itself if no subgraph changes. A subgraph keeps its writes if no rule covers one of them. The body of a map
+    (``map_impl``) also keeps them: `torch.vmap` runs it, which does not support the operators that replace writes."""
     made = None
     for node in module.graph.nodes:
         part = getattr(module, node.target, None) if node.op == "get_attr" else None
@@ -85,8 +85,12 @@ def _functionalize_subgraph(subgraph: torch.fx.GraphModule) -> torch.fx.GraphMod
 
 
 class _MutationRewriter:
-    """Copies a graph without its writes. For each node that shares memory with a written node, it records of which node
-    it is a view, and after how many writes to this memory its current value was computed."""
+    """Copies a graph without its writes: each write becomes a new node with the value after the write.
+
+    ``env``: the new node of each old node. ``views``: the viewed node and the call of each view of written memory.
+    ``versions``: the number of writes so far, by the node that owns the memory. ``made_at``: the version for which
+    ``env`` was computed; a view with an older one is stale. ``same``: the written node that an in-place call returns.
+    """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.old, self.graph = graph, torch.fx.Graph()
@@ -155,7 +159,7 @@ class _MutationRewriter:
         return made.dtype == given.dtype and shape_of(made) == shape_of(given) and made.device == given.device
 
     def set_written_value(self, node: Node, new_value: Node) -> None:
-        """Set the new value of a written node, and update the values of the nodes that it is a view of."""
+        """Set the value of a written node; if it is a view, also compute new values of the tensors that it views."""
         root = self.memory_owner(node)
         before: list[tuple[Node, Node]] = []
         while node in self.views:
@@ -184,7 +188,7 @@ class _MutationRewriter:
         return self.env[stale[0] if stale else node]
 
     def memory_owner(self, node: Node) -> Node:
-        """Return the node that created the memory of a node: the last in the chain of viewed nodes."""
+        """Return the node whose memory a node uses: for a view of a view of ``x``, ``x``; else the node itself."""
         while node in self.views:
             node = self.views[node].source
         return node

@@ -57,7 +57,8 @@ def record_origin(program: Program, model: object) -> Program:
 
 
 def origin_of(program: Program) -> Origin | None:
-    """Return a program's origin, with ``changed`` set if a stage before `decompose` has changed the program."""
+    """Return the `Origin` of a program: the module that was captured. None for a program from an ``ExportedProgram``.
+    Its field ``changed`` is True if a stage between capture and `decompose` has changed the program."""
     origin: Origin | None = program.origin
     if origin is None or origin.graph is None or program.source is not None:
         return origin

@@ -32,15 +32,17 @@ VIEW_FUNCTIONS = frozenset(
 
 @frozen
 class ReturnedViews:
-    """A Dynamo graph split in two: ``core`` computes the results that are not views; ``results`` computes all results
-    from the arguments of Dynamo's graph and the results of ``core``."""
+    """A Dynamo graph in two parts. ``core``, which is compiled, computes the results that are not views of inputs or of
+    other results. ``results(*arguments, *core_results)``, in PyTorch, adds the views, and returns all results of the
+    graph; it is None if no result is such a view, and ``core`` is the graph."""
 
     core: GraphModule
     results: Callable[..., Sequence[Argument]] | None = None
 
 
 def split_returned_views(module: GraphModule) -> ReturnedViews:
-    """Split Dynamo's graph into a core and the returned views of inputs and results. The graph is not changed."""
+    """Split Dynamo's graph into a graph to compile and a function that computes the returned views of inputs and of
+    results in PyTorch. The argument is not changed."""
     returned = results_of(module.graph)
     bases = _owners_of_shared_memory(module.graph, returned)
     taken = {node: base for node, base in bases.items() if node is not base and _is_computed_by_views(node, base)}
@@ -103,7 +105,7 @@ def _has_size_value(node: Node) -> bool:
 
 
 def _core_graph(module: GraphModule, core_results: Sequence[Node]) -> GraphModule:
-    """Return a copy of Dynamo's graph that returns the values of the nodes ``core_results`` in place of its results."""
+    """Return a copy of Dynamo's graph, to be compiled, that returns the nodes ``core_results`` instead of its own."""
     graph, env = Graph(), dict[Node, Node]()
     for node in module.graph.nodes:
         if node.op != "output":
@@ -115,8 +117,8 @@ def _core_graph(module: GraphModule, core_results: Sequence[Node]) -> GraphModul
 def _make_results_function(
     module: GraphModule, core_results: Sequence[Node], returned: Sequence[Argument]
 ) -> Callable[..., Sequence[Argument]]:
-    """Return a function that computes ``returned``, all results of Dynamo's graph, from the graph's arguments and the
-    values of ``core_results``."""
+    """Return the function ``ReturnedViews.results``. It takes the arguments of Dynamo's graph, then the values of the
+    nodes ``core_results``, which the compiled part computes; it returns ``returned``, all results of the graph."""
     graph = Graph()
     env = {node: graph.placeholder(node.name) for node in (*module.graph.find_nodes(op="placeholder"), *core_results)}
     waiting, needed = [value for value in returned if isinstance(value, Node)], set[Node]()

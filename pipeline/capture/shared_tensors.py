@@ -48,7 +48,7 @@ def merge_aliased_constants(
 
 
 def _buffers_of_constants(exported: ExportedProgram) -> Mapping[str, str]:
-    """Map the placeholder of each constant that is also a buffer to the placeholder of the buffer."""
+    """Map the placeholder of each constant that is the same tensor as a buffer to the placeholder of that buffer."""
     specs = exported.graph_signature.input_specs
     buffers = dict(exported.named_buffers())
     known = {_storage_and_layout(buffers[str(s.target)]): s.arg.name for s in specs if s.kind == InputKind.BUFFER}
@@ -137,7 +137,8 @@ def flatten_subclasses(program: Program, _: ExportNotes) -> Program:
 
 
 def _replace_by_inner_tensors(graph: torch.fx.Graph, node: Node, name: str, constants: dict[str, Recipe]) -> None:
-    """Replace a tensor subclass's placeholder, also in ``constants``, by those of its inner tensors in use."""
+    """Replace the placeholder ``node`` of a tensor subclass by placeholders of the inner tensors that the graph reads.
+    ``name``: the parameter's name; ``constants``: the recipe of each placeholder, which is updated."""
     for user in list(node.users):
         if qualified_name(user.target) != INNER_TENSOR_ACCESS:
             continue

@@ -68,7 +68,8 @@ def _unbind_piece_as_select(shape: object, index: int, dim: int) -> tuple[object
 
 
 def _split_piece_as_slice(shape: Any, index: int, size: object, dim: int) -> tuple[object, tuple[object, ...]] | None:
-    """Return the slice operator, with its arguments, that computes an item of ``split``; None for dynamic sizes."""
+    """Return the slice operator and its arguments for the item ``index`` of ``split(x, size, dim)``, where ``shape`` is
+    the shape of ``x``; None for dynamic sizes."""
     whole = shape[dim]
     if not isinstance(whole, int) or not isinstance(size, int):
         return None
@@ -112,8 +113,8 @@ def _covers_source(view: View) -> bool:
 
 
 def _scatter_rule(target: object) -> Callable[..., Node]:
-    """Return a function for `View.update_source`, for views of some elements: the operator ``target``
-    (``slice_scatter`` for ``slice``) writes the view's new value into the viewed tensor."""
+    """Return a rule for `RULES`, for a view that selects elements (``slice``). The rule computes the new viewed tensor
+    by the operator ``target`` (``slice_scatter``), which writes the view's new value into the old viewed tensor."""
 
     def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
         return value if _covers_source(view) else emit(target, before, value, *view.args, val=view.source.meta["val"])
@@ -122,8 +123,8 @@ def _scatter_rule(target: object) -> Callable[..., Node]:
 
 
 def _inverse_rule(target: object = None) -> Callable[..., Node]:
-    """Return a function for `View.update_source`, for views of all elements: the inverse operator ``target`` (None for
-    views that are their own inverse: ``transpose``) computes the viewed tensor from the view's value."""
+    """Return a rule for `RULES`, for a view of all elements (``unsqueeze``). The rule computes the new viewed tensor
+    from the view's new value by the inverse operator ``target`` (``squeeze``); None: the same (``transpose``)."""
 
     def write(view: View, emit: Emit, before: Node, value: Node) -> Node:
         return emit(target or view.target, value, *view.args, val=view.source.meta["val"])
@@ -139,7 +140,8 @@ def _write_permuted(view: View, emit: Emit, viewed: Node, written: Node) -> Node
 
 
 def _write_reshaped(view: View, emit: Emit, viewed: Node, written: Node) -> Node:
-    """Reshape the written value to the sizes of the viewed tensor, whose dynamic sizes are read at run time."""
+    """Return the new value of the viewed tensor of a reshape: ``written`` with the sizes of ``viewed``, the old value;
+    dynamic sizes are read from ``viewed`` by ``sym_size``."""
     source = view.source.meta["val"]
     sizes = (n if isinstance(n, int) else emit(aten.sym_size.int, viewed, d, val=n) for d, n in enumerate(source.shape))
     return emit(aten.view.default, written, [*sizes], val=source)

@@ -64,7 +64,7 @@ _FLOAT_FUNCTIONS = ("ToFloat", "IntTrueDiv", "FloatTrueDiv", "FloatPow", "Float"
 
 
 def is_host_int(expr: object) -> bool:
-    """Return whether an expression is an int computed from floats; the host evaluates such ints, not an engine."""
+    """Return whether an expression is an int from floats (``int(s0 * 0.7)``), which the host computes for engines."""
     return type(expr).__name__ in HOST_FUNCTIONS
 
 
@@ -170,7 +170,7 @@ class ShapeEnvironment(Mapping[str, Range]):
         return expression_text(expr, self.user_names)
 
     def lines(self) -> Iterator[str]:
-        """Yield a line for each dynamic size, with the user's terms for it, and for each relation between sizes."""
+        """Yield a line for each dynamic size (``x.shape[0]: 1..4..8 (also y.shape[0])``) and for each relation."""
         for name, symbol in self.symbols.items():
             first, *others = symbol.places or (name,)
             yield f"{first}: {symbol.range}" + (f" (also {', '.join(others)})" if others else "")
@@ -199,7 +199,7 @@ class ShapeEnvironment(Mapping[str, Range]):
 
 
 def _narrow_range(old: Range, symbol_name: str, relation: Relation) -> Range:
-    """Return a symbol's range, narrowed to the least and greatest value that meet a relation; ``old`` if none does."""
+    """Return a symbol's range, narrowed to the values that meet a relation on this symbol; ``old`` if none does."""
 
     def first(values: range) -> int | None:
         return next((v for v in itertools.islice(values, MAX_COMBINATIONS) if relation.holds({symbol_name: v})), None)
@@ -332,7 +332,8 @@ def _cached_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], .
 
 
 def _term_bounds(expr: sympy.Expr, ranges: tuple[tuple[sympy.Symbol, Range], ...]) -> tuple[int, int] | None:
-    """Return bounds of a sum that divides by sizes, as the sum of its terms' bounds; None for other expressions."""
+    """Return (minimum, maximum) of a sum in which a term divides by a size (``s0 + 8 // s1``): the sums of the terms'
+    bounds. None for other expressions."""
     if not expr.is_Add or not _divisors(expr):
         return None
     symbols = {s.name: r for s, r in ranges}

@@ -68,11 +68,11 @@ def shape_environment(
         exported, graph: the export, with the ranges that ``requested`` does not override, and its graph.
         inputs: the fake tensor, symbolic int or constant of each user input, by name.
         sizes: the sizes to tune engines for, by input name; by default the sizes in the example.
-        requested: the requested bounds, by symbol: torch.export narrows ranges if an operator asks whether a size is 1.
+        requested: the user's bounds, by symbol; those of ``exported`` lack 1 if an operator compared the size with 1.
         examples: the tensors of the example and of the model, by placeholder, to estimate sizes without a bound.
 
     Raises:
-        CaptureError: the conditions leave only one size of the requested range.
+        CaptureError: the conditions on sizes in the graph leave only one size of a requested range.
     """
     ranges = {**_traced_ranges(inputs), **exported.range_constraints}
     found = {
@@ -93,7 +93,7 @@ def shape_environment(
 
 
 def _traced_ranges(inputs: Mapping[str, object]) -> dict[Any, Any]:
-    """Return the ranges of the inputs' symbols as in the trace; the ExportedProgram lacks those of ``mark_dynamic``."""
+    """Return the range of each symbol in the inputs' sizes; an ExportedProgram lacks those from ``mark_dynamic``."""
     sizes: list[Argument] = [size for v in inputs.values() if isinstance(v, torch.Tensor) for size in v.shape]
     nodes = [size.node for size in sizes if isinstance(size, torch.SymInt)]
     return {s: n.shape_env.var_to_range[s] for n in nodes for s in n.expr.free_symbols if s in n.shape_env.var_to_range}
@@ -120,8 +120,9 @@ def _input_symbol(
     sizes: Mapping[str, Argument],
     requested: Bounds | None,
 ) -> Symbol:
-    """Return a symbol of the inputs' sizes with its range, and with the input dims that equal or determine it.
-    ``sizes``: the sizes to tune engines for, by input. ``requested``: bounds that replace those in ``ranges``."""
+    """Return the `Symbol` for a symbol in the inputs' sizes: its range, and the input dims that equal or determine it.
+    ``sizes``: by input name, the sizes that engines are tuned for. ``requested``: the user's bounds for this symbol;
+    None: those in ``ranges``, from torch.export, apply."""
     places, derived, hint = [], [], None
     for place, expr, size in _dynamic_sizes(inputs, sizes):
         if expr == symbol:
@@ -181,7 +182,7 @@ def _apply_conditions(
     sources: Mapping[str, tuple[str, object]],
 ) -> ShapeEnvironment:
     """Return the environment with these conditions added. Warn of each symbol whose range became smaller than
-    requested. ``sources``: for each symbol, an input to read it from, and the expression of that input's size."""
+    requested. ``sources``: by symbol, an input size that depends on it: ``{"s0": ("x.shape[0]", 2*s0)}``."""
     relations: list[Relation] = []
     for condition in conditions:
         if not always_holds(condition, shapes, relations):
@@ -254,8 +255,10 @@ def _data_dependent_symbol(
     examples: Mapping[str, torch.Tensor],
     unbounded: dict[str, int],
 ) -> Symbol:
-    """Return the symbol of a data-dependent size or number. The bound is the number of elements from which the node
-    selects; else a multiple of its largest size in the example, which is added to ``unbounded`` by node name."""
+    """Return the `Symbol` for a data-dependent size or number that ``node`` introduces. The maximum of a size is that
+    in torch.export's ``value_range``, the number of elements from which the node selects, or the size of the dim that
+    is split. If there is none, it is 4 times the largest size in the node's inputs and, for the example, in its result;
+    it is then added to ``unbounded``, by node name."""
     low, high = _stated_bounds(value_range) if value_range is not None else (0, None)
     if low is None or low < 0:  # a number, not a size
         return Symbol(Range(-(2**31), 1, 2**31 - 1 if high is None else high), None, (node.name,))
@@ -271,7 +274,7 @@ def _data_dependent_symbol(
 
 
 def _max_split_length(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | None:
-    """Return an upper bound of a number that is a length in a ``split``: the split dim's largest size; else None."""
+    """Return the maximum of a number that is a length in ``split_with_sizes`` (that of the dim); None for others."""
     split = [user for user in node.users if user.target is aten.split_with_sizes.default]
     given = [(argument(user, "self"), argument(user, "dim")) for user in split]
     whole = [shape_of(tensor.meta["val"])[dim] for tensor, dim in given]
@@ -280,8 +283,8 @@ def _max_split_length(node: torch.fx.Node, shapes: ShapeEnvironment) -> int | No
 
 
 def balanced_split_ranges(graph: torch.fx.Graph, ranges: Mapping[str, Range]) -> dict[str, Range]:
-    """Return ranges whose ``opt`` is equal for all pieces of a split. The sizes that TensorRT tunes for must add up if
-    the pieces are concatenated again."""
+    """Return new ranges for the symbols that are lengths in splits. The ``opt`` of all pieces of a split are equal, and
+    add up to that of the split dim: otherwise TensorRT could not tune for the pieces and for their concatenation."""
     found = dict[str, Range]()
     for node in graph.nodes:
         if node.target is aten.split_with_sizes.default:

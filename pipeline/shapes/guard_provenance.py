@@ -65,7 +65,8 @@ _model_conditions: WeakKeyDictionary[object, dict[sympy.Basic, str]] = WeakKeyDi
 def record_model_conditions(
     evaluate: Callable[..., Argument], self: Argument, expr: Argument, *args: object, **kwargs: object
 ) -> Argument:
-    """Call ``evaluate`` (`ShapeEnv.evaluate_expr`), and record a model's condition that torch does not record."""
+    """Return the value of the condition ``expr``, by ``evaluate`` (the patched `ShapeEnv.evaluate_expr`). If the model
+    evaluates the condition, and torch adds no guard for it, record it for `model_conditions`."""
     known = len(self.guards)
     try:
         answer = evaluate(self, expr, *args, **kwargs)
@@ -90,8 +91,9 @@ def add_framework_files(torch_files: Callable[[], set[str]]) -> set[str]:
 
 
 def model_conditions(shape_env: object) -> Mapping[sympy.Basic, str]:
-    """Return the conditions that the model evaluated and torch did not record, in order, each with the code location
-    that evaluated it first: the first one outside of transformers' `ATTENTION` and `MASKS`, if there is any."""
+    """Return the conditions on sizes that the model evaluated and torch did not record, in the order of evaluation. The
+    values are code locations (``file:function``): where the condition was evaluated first. A location in transformers'
+    code for `ATTENTION` or `MASKS` is returned only if the condition was evaluated nowhere else."""
     return _model_conditions.get(shape_env, {})
 
 
@@ -110,14 +112,15 @@ def _model_call_site() -> str:
 
 
 def _torch_evaluates_for_itself() -> bool:
-    """Return whether torch evaluates a condition for itself, in Python or C++, and not on behalf of a model."""
+    """Return whether, by the call stack, an operator of torch evaluates the current condition, and not a model."""
     in_python, place = _evaluating_call_site()
     is_torch = place.startswith(f"{TORCH}/") if in_python else not place.startswith(f"{_PIPELINE}/")
     return is_torch and not place.startswith(_DYNAMO)
 
 
 def _evaluating_call_site() -> tuple[bool, str]:
-    """Return whether Python, not C++, evaluates the current condition, and the ``file:function`` from which it does."""
+    """Return two facts from the call stack about the code that evaluates the current condition (the ``bool`` of a
+    symbolic number): whether it is Python code, not C++ called from there; and its ``file:function``."""
     frame: FrameType | None = sys._getframe(3)
     in_python = False
     while frame is not None and frame.f_code.co_filename in _FRAMEWORK_FILES:

@@ -76,14 +76,15 @@ def _has_quotient(expr: sympy.Basic) -> bool:
 
 
 def _only_checks_for_one_query(conditions: Iterable[tuple[object, str]]) -> bool:
-    """Return whether all conditions that transformers' attention evaluated compare a size with 1 (one query)."""
+    """Return whether transformers' attention compares sizes only with 1, to ask whether there is a single query.
+    ``conditions``: pairs of a condition and the code location that evaluated it."""
     found = [expr for expr, place in conditions if ATTENTION in place]
     return bool(found) and all(map(_compares_with_one, found))
 
 
 def _does_not_affect_results(condition: object, location: str, checks_one_query: bool) -> bool:
-    """Return whether transformers code at this location evaluated a condition on which its results do not depend.
-    ``checks_one_query``: the result of `_only_checks_for_one_query`."""
+    """Return whether ``location`` is code in transformers (`ATTENTION`, `MASKS`) that computes the same result if the
+    condition is false. ``checks_one_query``: whether attention compares sizes only with 1."""
     return (checks_one_query and ATTENTION in location) or (location.endswith(MASKS) and _compares_with_one(condition))
 
 
@@ -100,14 +101,15 @@ def _guard_origin(guard: Argument) -> str:
 
 
 class Layouts:
-    """The memory layouts of a graph's tensors, to find guards that only decide layouts."""
+    """The memory layouts of a graph's tensors. They tell which of torch's guards on sizes only decide a layout, such as
+    whether a reshape copies, so that a program need not meet them."""
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
 
     @cached_property
     def mergeable_gaps(self) -> frozenset[Terms | None]:
-        """For each two dims ``i`` and ``j`` of each tensor, the terms of ``stride[i] - size[j] * stride[j]``.
+        """Return ``stride[i] - size[j] * stride[j]`` as `Terms`, for each two dims ``i`` and ``j`` of each tensor.
 
         If that is 0, a reshape can merge the two dims without a copy. All pairs of dims are returned, not only adjacent
         ones, since einsum merges any two.
@@ -119,9 +121,10 @@ class Layouts:
         return frozenset(normalized_terms(outer - size * stride) for outer, size, stride in merged) - {None}
 
     def is_about_layout(self, guard: Argument, expr: Argument) -> bool:
-        """Return whether an operator, not the model, evaluated a condition that only decides strides: a size is 1 (if
-        results depend on that, `operator_conditions` yields it), two dims can be merged without a copy, or a Fourier
-        transform lays out its result. ``expr``: the condition of ``guard``, in the symbols that the program has."""
+        """Return whether a guard only decides strides. If so, an operator, not the model, evaluated it to ask whether a
+        size is 1, whether two dims can be merged without a copy, or how to lay out the result of a Fourier transform.
+        (If a size of 1 changes results, `operator_conditions` excludes it.) ``expr``: the condition of ``guard``, in
+        the symbols that the program has."""
         place = _guard_origin(guard)
         if not place.startswith(_OPERATOR_LOCATIONS):
             return False
@@ -148,10 +151,10 @@ def _compares_with_one(expr: object) -> bool:
     return False
 
 
-def normalized_terms(difference: object) -> Terms | None:
-    """Return a sum as a set of terms with integer coefficients, which have no common factor; the first term by name
-    has a positive one: ``2*a - 4*b`` and ``2*b - a`` are equal. None for a number or fractional coefficients."""
-    found = {} if isinstance(difference, int) else sympy.expand(difference).as_coefficients_dict()
+def normalized_terms(expr: object) -> Terms | None:
+    """Return the terms of a sum with their integer coefficients, which are equal for multiples of the sum:
+    ``2*a - 4*b`` and ``2*b - a`` both give ``{(a, 1), (b, -2)}``. None for a number or for fractional coefficients."""
+    found = {} if isinstance(expr, int) else sympy.expand(expr).as_coefficients_dict()
     if not found or set(found) == {sympy.S.One} or not all(c.is_Integer for c in found.values()):
         return None
     factor = math.gcd(*map(int, found.values()))

@@ -22,7 +22,8 @@ WRITES = (aten.index_put.default, aten._unsafe_index_put.default)
 
 
 def operator_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the conditions on sizes without which an operator of the graph would behave differently."""
+    """Yield conditions on sizes (sympy expressions such as ``s0 != 1``). For sizes that violate one, eager PyTorch
+    raises an error, or returns a result of another rank or size than the graph's operator."""
     for find in (_conditions_of_asserts, _squeeze_conditions, _cross_conditions, _reshape_conditions):
         yield from find(graph)
     for find in (_slice_conditions, _attention_conditions, _mask_conditions):
@@ -59,7 +60,7 @@ def _squeeze_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def _cross_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the condition that no dim before the one that ``torch.cross`` chose, the first of size 3, has size 3."""
+    """Yield ``size != 3`` for the dims before the dim that ``torch.cross`` chose in the trace: the first of size 3."""
     for node in graph.nodes:
         if node.target is aten.cross.default and argument(node, "dim") is None:
             sizes = shape_of(argument(node, "self").meta["val"])
@@ -92,8 +93,8 @@ def _mask_conditions(graph: torch.fx.Graph) -> Iterator[object]:
 
 
 def single_query_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield, for each causal attention, the condition that one query implies one key: transformers omits ``is_causal``
-    for one query, which changes no result if there is one key."""
+    """Yield the condition ``queries != 1 or keys == 1`` for each causal attention in the graph. For a single query,
+    transformers omits ``is_causal``, which the graph keeps; the results are equal only if there is a single key."""
     for node in graph.nodes:
         if node.target is aten.scaled_dot_product_attention.default and argument(node, "is_causal"):
             queries, keys = (shape_of(argument(node, name).meta["val"])[-2] for name in ("query", "key"))
@@ -106,7 +107,7 @@ _SLICE_DEFAULTS: tuple[Argument, ...] = (None, 0, None, None, 1)
 
 
 def _slice_conditions(graph: torch.fx.Graph) -> Iterator[object]:
-    """Yield the minimum sizes that slices need: at least 2 for ``x``, if torch.export gave ``x[-2:]`` size 2."""
+    """Yield a minimum of each size that is sliced to a fixed size: ``s0 >= 2`` if the graph's ``x[-2:]`` has 2 rows."""
     for node in graph.nodes:
         if node.target is aten.slice.Tensor:
             given_args: tuple[Argument, ...] = node.args

@@ -138,8 +138,8 @@ class _Caster:
         return self.program.with_graph(self.graph, outputs=rename_outputs(self.program.outputs, self.graph))
 
     def is_computed_from_parameters(self, node: Node) -> bool:
-        """Return whether a placeholder is computed only from the model's parameters, which are rounded to half
-        precision. Buffers are not rounded: a mask of -1e9 would become infinite in float16."""
+        """Return whether a placeholder is a constant whose recipe reads parameters only. Only such constants count as
+        weights, which are rounded to half precision: in a buffer, a mask of -1e9 would become infinite in float16."""
         recipe = self.program.constants.get(node.name)
         made_of = [self.program.parameters[name] for name in recipe.parameters] if recipe is not None else []
         return bool(made_of) and all(isinstance(p, torch.nn.Parameter) for p in made_of)
@@ -175,8 +175,8 @@ class _Caster:
         return {n: widest if _dtype(n) in FLOATS else _dtype(n) for n in inputs}
 
     def widest_input_dtype(self, node: Node) -> torch.dtype | None:
-        """Return the widest dtype of a node's computed inputs, without weights. If the node reads only weights, as a
-        transpose of a weight, return None and treat the node as a weight: the nodes that read it decide its dtype."""
+        """Return the widest float dtype of a node's inputs other than weights. If all float inputs are weights (as in a
+        transpose of one), return None, and add the node to ``weights``: the nodes that read it decide its dtype."""
         floats = [n for n in node.all_input_nodes if _dtype(n) in FLOATS]
         computed: list[Any] = [_dtype(self.copies[n]) for n in floats if n not in self.weights]
         if floats and not computed and _dtype(node) is not None:
@@ -184,11 +184,11 @@ class _Caster:
         return reduce(torch.promote_types, computed) if computed else None
 
     def cast_arguments(self, node: Node, dtypes: dict[Node, torch.dtype | None]) -> Any:
-        """Return the arguments of a node, each copied and cast to its dtype in ``dtypes``; others keep theirs."""
+        """Return a node's (args, kwargs) in the new graph, cast to ``dtypes``; inputs without an entry keep theirs."""
         return map_arg((node.args, dict(node.kwargs)), lambda n: self.as_dtype(n, dtypes.get(n)))
 
     def as_dtype(self, node: Node, dtype: torch.dtype | None) -> Node:
-        """Return the copy of a node, cast to a dtype; None leaves the dtype unchanged."""
+        """Return the new graph's copy of a node, cast to a dtype; None leaves the dtype unchanged."""
         copy = self.copies[node]
         if dtype is None or _dtype(copy) in (dtype, None):
             return copy

@@ -103,7 +103,8 @@ build = Build()
 
 
 def make_engine(order: BuildOrder, plan: Plan, plan_bytes: bytes | mmap.mmap) -> Engine:
-    """Return the `Engine` for a plan built from ``order`` (a network); warn if it has kernels with known bugs."""
+    """Return the `Engine` of a built plan; warn if it has kernels with known bugs. ``order``: the network and settings
+    that it was built from; ``plan``: the digest and bindings of the plan; ``plan_bytes``: the serialized plan."""
     for kernel, fault in find_faulty_kernels(order.network, plan_bytes):
         how = "compare with eager PyTorch, and add the operators in the kernel's name to torch_executed_ops"
         log.warning("%s: TensorRT's kernel %s %s, so results may be wrong: %s", order.name, kernel, fault, how)

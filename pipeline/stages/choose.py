@@ -71,8 +71,8 @@ def measure_segments(
     profile: int | None = None,
     measuring_context: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Sequence[Mapping[str, SegmentCost]]:
-    """Measure the segments of each program on this GPU, at the sizes of a profile (None: at the optimal sizes). A rank
-    of a sharded model is measured alone. ``measuring_context``: returns a context in which calls are timed."""
+    """Measure on this GPU the cost of each program's segments, by segment name, at the sizes of a profile (None: at the
+    optimal sizes). Ranks of a sharded model run without communication. All calls are in a ``measuring_context()``."""
     programs = [_with_engines_of_profile(without_communication(each), profile) for each in programs]
     program, cuda = programs[0].program, torch.device("cuda")
     calls = [Call(*create_sample(program, sizes).arguments(program, cuda)) for sizes in tuned_sizes(program, profile)]
@@ -81,7 +81,7 @@ def measure_segments(
 
 
 def _with_engines_of_profile(compiled: Compiled, profile: int | None) -> Compiled:
-    """Return the program with only the engines that run in calls of a profile, and with their compiled kernels."""
+    """Return the program with only the segments that run in calls of a profile, and with its compiled kernels."""
     if profile is None:
         return compiled
     rows = zip(compiled.partitioned.engine_segments, compiled.networks, compiled.engines, strict=True)
@@ -110,7 +110,7 @@ class Choose:
     name: str = field(default="choose", kw_only=True)
 
     def following(self, earlier_stages: tuple[AnyStage, ...]) -> Choose:
-        """Return a copy of this stage that has the pipeline's earlier stages, by which it compiles variants."""
+        """Return a copy of this stage with the pipeline's earlier stages, to compile variants of a program by them."""
         return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:
@@ -141,14 +141,14 @@ class Choose:
         by_profiles = _has_engine_per_profile(compiled)
         if not by_profiles and split == times:
             reason = join_rejections([t.why_torch("the program", t.whole) for t in times])
-            log.warning("PyTorch is faster on this GPU and runs the whole program: %s", _sums(t.whole for t in times))
+            log.warning("PyTorch is faster on this GPU and runs the whole program: %s", _totals(t.whole for t in times))
             return captured_program_in_torch(compiled, reason)
         split = split if by_profiles else []
-        slower = _slower_in_all_profiles(compiled, times, [t for t in times if t not in split])
+        slower = _engines_to_replace(compiled, times, [t for t in times if t not in split])
         mixed = compiled
         if slower:
             which = f"{len(slower)} of {len(compiled.engines)} engines"
-            said = _sums(pair for rows in slower.values() for _, pair in rows)
+            said = _totals(pair for rows in slower.values() for _, pair in rows)
             log.warning("PyTorch is faster on this GPU and runs the operators of %s: %s", which, said)
             reasons = {
                 n: join_rejections([t.why_torch("its engine", pair) for t, pair in rows]) for n, rows in slower.items()
@@ -159,7 +159,7 @@ class Choose:
             names = to_try_in_torch(compiled.program, t.profile)
             if (other := build_variant(names)) is not None:
                 what = kinds_in_words(compiled.program, names)
-                log.warning("PyTorch is faster on this GPU and runs the %s: %s", what, _sums([t.whole]))
+                log.warning("PyTorch is faster on this GPU and runs the %s: %s", what, _totals([t.whole]))
                 reason = t.why_torch("the program", t.whole, f"with {what} in PyTorch")
                 forms[t.profile or 0] = set_final_reason(other, reason)
         if any(each is not mixed for each in forms.values()):
@@ -169,8 +169,8 @@ class Choose:
         return mixed
 
     def _build_other_variant(self, compiled: Compiled, names: Sequence[str]) -> Compiled | None:
-        """Return another variant to measure: the captured program in PyTorch or, if each engine is for one profile, the
-        program with the operators ``names`` in PyTorch. None if that is impossible."""
+        """Return the other variant that is measured beside the program (see `Times`), or None if it cannot be compiled.
+        ``names``: the operators that it runs in PyTorch if engines are for one profile each."""
         try:
             if _has_engine_per_profile(compiled):
                 made = matmuls_in_torch(compiled, self.before or STAGES, names)
@@ -186,8 +186,8 @@ class Choose:
     def _times_by_key(
         self, compiled: Compiled, keys: Mapping[int | None, Keys], build_variant: VariantBuilder
     ) -> Mapping[str, Milliseconds]:
-        """Return the stored times under ``keys`` (the keys of a program's times, by profile), by key; first measure and
-        store times that are missing, if this machine has the program's GPU."""
+        """Return a program's measured times, each under its key in ``keys`` (by profile). Measure and store times that
+        are not stored yet, if this machine has the program's GPU. ``build_variant`` compiles the other variant."""
         known = dict(self.kept.load(compiled.settings.compute_capabilities))
         for profile, own in keys.items() if _has_its_gpu(compiled) else ():
             times = Times.look_up(compiled, profile, own, known)
@@ -201,8 +201,8 @@ class Choose:
     def _measure(
         self, compiled: Compiled, profile: int | None, keys: Keys, other_variant: Compiled | None
     ) -> Mapping[str, Milliseconds]:
-        """Measure the program, its segments with PyTorch in place of engines, and ``other_variant`` if there is one.
-        Return by key the times of each engine and, under ``keys.program``, `Times.whole`."""
+        """Measure ``compiled``, ``compiled`` with PyTorch in place of every engine, and ``other_variant`` if not None.
+        Return the pairs of `Times.engines` under ``keys.engines``, and `Times.whole` under ``keys.program``."""
         other = replace_engines(compiled, dict.fromkeys(keys.engines, TRIAL))
         whole: Mapping[str, SegmentCost] | None = None
         try:
@@ -223,7 +223,7 @@ class Choose:
 
 
 def _minimum_gain(compiled: Compiled, profile: int | None) -> float:
-    """Return the milliseconds that PyTorch must save per call to replace engines."""
+    """Return how many milliseconds per call PyTorch must save, compared with engines, to run in their place."""
     return LEAST if compiled.settings.torch_compile is None and profile is None else LEAST_OF_MANY
 
 
@@ -234,10 +234,12 @@ def _free_gpu_memory() -> None:
 
 @frozen
 class Times:
-    """The measured milliseconds of a program's variants in calls of a profile.
+    """The measured milliseconds of a program at the sizes of a profile (None: the program has no profiles).
 
-    whole: a pair: the time of the program with PyTorch in place of slower engines; and the time of the variant that
-        `Choose._build_other_variant` returns, or None. engines: for each engine, its time and PyTorch's time.
+    engines: by engine name, a pair: the time of the engine, and of its operators in PyTorch.
+    whole: a pair: the time of the program with PyTorch in place of slower engines; and that of the other variant, or
+        None. The other variant runs the whole captured program in PyTorch or, if engines are for one profile each, the
+        matmuls by weights and some attention.
     complete: whether all times are known. least: the milliseconds that a variant must save to be chosen.
     """
 
@@ -249,14 +251,15 @@ class Times:
 
     @classmethod
     def look_up(cls, compiled: Compiled, profile: int | None, keys: Keys, known: Mapping[str, Milliseconds]) -> Times:
-        """Create the record of a program. ``known``: stored times, by key; ``keys``: the keys of its times."""
+        """Return the times of a program in a profile, as far as they are in ``known``, the stored times by key.
+        ``keys``: the keys of this program and of its engines."""
         engines = {name: known[key] for name, key in keys.engines.items() if key in known}
         complete = keys.program in known and engines.keys() == keys.engines.keys()
         return cls(profile, known.get(keys.program, (0.0, None)), engines, complete, _minimum_gain(compiled, profile))
 
     @property
     def other_variant_is_faster(self) -> bool:
-        """Return whether the variant of `Choose._build_other_variant` beats every mixture of engines and PyTorch."""
+        """Return whether the other variant is faster than the program with PyTorch in place of slower engines."""
         ours, theirs = self.whole
         return theirs is not None and _saves_enough(ours, theirs, self.least)
 
@@ -276,9 +279,9 @@ class Times:
 Rows: TypeAlias = "list[tuple[Times, tuple[float, float]]]"
 
 
-def _slower_in_all_profiles(compiled: Compiled, times: Sequence[Times], checked: Sequence[Times]) -> Mapping[str, Rows]:
-    """Return the engines that are slower than PyTorch in a profile of ``checked``, each with its times there. An engine
-    that serves all profiles counts only if it is slower in every profile. ``times``: the times in all profiles."""
+def _engines_to_replace(compiled: Compiled, times: Sequence[Times], checked: Sequence[Times]) -> Mapping[str, Rows]:
+    """Return the engines that PyTorch should replace: those slower than it in a profile of ``checked`` or, if they
+    serve all profiles, in all of ``times``. Their rows are (`Times`, both times) of profiles where they are slower."""
     slower = dict[str, Rows]()
     for t in checked:
         for name, pair in t.slower_engines.items():
@@ -288,7 +291,7 @@ def _slower_in_all_profiles(compiled: Compiled, times: Sequence[Times], checked:
 
 
 def _measurement_keys(compiled: Compiled) -> Mapping[int | None, Keys]:
-    """Return, by profile (None if there are none), the `Keys` under which the program's measurements are stored."""
+    """Return for each profile (None in a program without profiles) the `Keys` under which measured times are stored."""
     program, parts = compiled.program, _has_engine_per_profile(compiled)
     profiles = range(len(program.profiles)) or (None,)
     forms = {each: kinds_in_words(program, to_try_in_torch(program, each)) if parts else "program" for each in profiles}
@@ -296,13 +299,13 @@ def _measurement_keys(compiled: Compiled) -> Mapping[int | None, Keys]:
 
 
 def _has_engine_per_profile(compiled: Compiled) -> bool:
-    """Return whether each engine is for a single profile."""
+    """Return whether some segment runs in calls of one profile only, as after the stage `engine_per_profile`."""
     return any(segment.profile is not None for segment in compiled.partitioned.segments)
 
 
 def _slower_than_torch(times: Mapping[str, Milliseconds], minimum_gain: float) -> dict[str, tuple[float, float]]:
-    """Return the engines that are slower than PyTorch, each with both times; none if replacing them all saves too
-    little. ``times``: the time of each engine, and of its operators in PyTorch."""
+    """Return those of ``times`` (by engine name: the engine's time, and its operators' in PyTorch) in which PyTorch is
+    faster; none if all of them together would not save ``minimum_gain`` milliseconds."""
     found = {name: (a, b) for name, (a, b) in times.items() if b is not None and b < MARGIN * a}
     return found if _saves_enough(*_sums_of_engines_and_torch(found), minimum_gain) else {}
 
@@ -317,8 +320,8 @@ def _saves_enough(before: float, after: float, minimum_gain: float) -> bool:
     return after < MARGIN * before and before - after >= minimum_gain
 
 
-def _sums(times: Iterable[Milliseconds]) -> str:
-    """Return a text for the log: both totals of ``times``, which are pairs of an engine's and PyTorch's time."""
+def _totals(times: Iterable[Milliseconds]) -> str:
+    """Return the totals of pairs (engine's time, PyTorch's time) for the log: ``1.2 ms instead of 3.4 (…)``."""
     ours, theirs = (sum(column) for column in zip(*times, strict=True))
     return f"{theirs:.3g} ms instead of {ours:.3g} (set faster_in_torch=False to keep them in TensorRT)"
 

@@ -113,8 +113,8 @@ class _Conversion:
             self.ctx.record_shape(tensor, port.shape)
 
     def size_in_network(self, expr: Expr) -> int:
-        """Return how a network input's size that is dynamic in the program is declared: by its value if it has only one
-        in the segment's profile, else by -1."""
+        """Return the size that a network input declares for the dynamic size ``expr``: -1, or its value if the segment
+        is for one profile, whose range of ``expr`` has a single value."""
         given = None if self.segment.profile is None else bounds(expr, self.ranges)
         return given.min if given is not None and given.min == given.max else -1
 
@@ -137,7 +137,7 @@ class _Conversion:
         }
 
     def convert_node(self, name: str) -> None:
-        """Call the node's converter and check its result."""
+        """Call a node's converter, check the dtype, shape and network of its result, and store it in ``env``."""
         node = self.nodes[name]
         self.ctx.node = node
         mark, layers, literals = self.ctx.log.position(), self.ctx.net.num_layers, len(self.ctx.literals)
@@ -207,8 +207,8 @@ class _Conversion:
                     check_tensor(made, wanted, self.ranges, given, relations)
 
     def keep_direct_weights(self, first_layer: int) -> None:
-        """Record weights that a converter gave TensorRT directly, not by its context's methods, and copy them to memory
-        that stays valid until the build. ``first_layer``: the index of the converter's first layer."""
+        """Find weights that a converter set on layers itself, not by methods of `ConversionContext`, and register them
+        in memory that stays valid until the build. ``first_layer``: the index of the converter's first layer."""
         for i in range(first_layer, self.ctx.net.num_layers):
             layer = typed_layer(self.ctx.net, i)
             for held in (each for each in layer_weights(layer) if each.pointer is not None):
@@ -217,7 +217,7 @@ class _Conversion:
                     setattr(layer, held.role, self.ctx.trt_weights(self.find_or_copy_weights(held)))
 
     def find_or_copy_weights(self, held: LayerWeights) -> torch.Tensor:
-        """Return the segment's constant whose memory a layer's weights use, or else a copy of these weights."""
+        """Return weights that a layer holds as a tensor: the segment's constant at their address, or else a copy."""
         dtype, size = getattr(torch, held.dtype), held.count
         for name in self.segment.constants:
             value = self.env[name]
@@ -231,8 +231,8 @@ class _Conversion:
         return self.ctx.net.num_inputs, self.ctx.net.num_outputs
 
     def check_network(self, node: torch.fx.Node, result: object, first: int, binding_counts: tuple[int, int]) -> None:
-        """Raise an error if a converter added an input or output, or returns another network's tensor. ``first``: the
-        index of its first layer; ``binding_counts``: the numbers of inputs and outputs before the call."""
+        """Raise an error if a converter added an input or output to the network, or if its ``result`` has a tensor of
+        another network. ``first``: the index of its first layer; ``binding_counts``: `count_bindings` before it."""
         if self.count_bindings() != binding_counts:
             raise NetworkError("the converter added an input or output to the network, which no converter may do")
         known = {id(t) for t in tree_leaves([self.env.get(n.name) for n in node.all_input_nodes])}
@@ -274,7 +274,7 @@ class _Conversion:
         self.apply_recorded_names()
         read = self.names_of_read_tensors()
         for port in self.segment.outputs:
-            self.mark_output_of_port(port, read)
+            self.mark_output(port, read)
         self.name_tensors()
         known: dict[int, Weight] = self.ctx.weights
         for pointer, weight in known.items():
@@ -286,7 +286,7 @@ class _Conversion:
         self.network: Network = evolve(described, other_profiles=tuple(p for p in others if p is not None))
 
     def apply_recorded_names(self) -> None:
-        """Rename the weights that a recipe computes, and these recipes, to the names that converters chose for them."""
+        """Give each weight with a recipe, and the recipe, the name that a converter recorded for it, unless taken."""
         weights, taken = self.ctx.weights, {weight.name for weight in self.ctx.weights.values()}
         for pointer, name in self.ctx.recorded.items():
             known = weights.get(pointer)
@@ -302,10 +302,10 @@ class _Conversion:
         """Return whether TensorRT reads an input, a symbolic int, as a shape (in a reshape), not only as a value."""
         return port.kind == "symint" and bool(self.ctx.symbols[str(port.value)][0].is_shape_tensor)
 
-    def mark_output_of_port(self, port: Port, read_names: frozenset[str]) -> None:
-        """Mark a network output. An additional layer copies a tensor that is already an input, a constant or an output,
-        and also a tensor that layers read (``read_names``): TensorRT-RTX 1.4 to 1.6 do not write an output A if one
-        kernel computes A, an output B that reads A, and two outputs that read B (docs/tensorrt.md)."""
+    def mark_output(self, port: Port, read_names: frozenset[str]) -> None:
+        """Mark the tensor of a segment's output as a network output. An additional layer copies it if it is already an
+        input, a constant or an output, or if layers read it (``read_names``): TensorRT-RTX 1.4 to 1.6 sometimes do not
+        write an output from which one kernel also computes other outputs (docs/tensorrt.md)."""
         value = self.env[port.name]
         tensor = base.tensor(self.ctx, f"{port.name}:output", value)
         if port.dtype == torch.uint8:
@@ -342,7 +342,8 @@ class _Conversion:
 
 
 def output_binding_names(outputs: Sequence[Output], segment: Segment) -> dict[str, str]:
-    """Return the names of an engine's outputs by port: the program's names for program outputs, else node names."""
+    """Return the name of each engine output, by the name of the segment's output `Port`, which is a node's name:
+    ``{"linear_3": "logits"}``. A result of the program has the program's name, any other output the node's."""
     names = {o.value: o.name for o in reversed(outputs) if o.kind == "user" and not o.constant and o.name}
     taken = {port.name for port in (*segment.inputs, *segment.outputs)}
     found: dict[str, str] = {}
@@ -354,8 +355,8 @@ def output_binding_names(outputs: Sequence[Output], segment: Segment) -> dict[st
 
 
 def _shared_dimension_names(inputs: Iterable[Port], relations: Iterable[Relation]) -> dict[str, str]:
-    """Return a name for each dynamic size that several dims of the inputs have, after the first of these dims:
-    ``{"s0": "ids.0"}``. Sizes that must be equal share one name."""
+    """Return names of the dynamic sizes that several dims of the inputs have. A size is named after the first of these
+    dims: ``{"s0": "ids.0"}`` for dim 0 of ``ids``. Sizes that must be equal share one name."""
     same: dict[str, str] = {}
     for sides in (r.condition.args for r in relations if isinstance(r.condition, sympy.Eq)):
         if not any(side.is_Number for side in sides):

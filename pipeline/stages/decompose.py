@@ -29,9 +29,9 @@ from pipeline.program import Program
 class Decompose:
     """The decompose stage. It treats each operator by the first of these rules that applies:
 
-    1. If a user's converter of priority HIGH may accept the operator, the operator stays.
-    2. A composite operator that contains an operator with such a converter, or with a user's decomposition, is
-       decomposed down to that operator.
+    1. If the user has a converter of priority HIGH for the operator, the operator stays.
+    2. If the operator's decomposition contains an operator for which the user has such a converter or a decomposition,
+       it is decomposed until that operator appears.
     3. A registered decomposition is applied.
     4. If a converter accepts the operator, the operator stays.
     5. torch's decomposition is applied.

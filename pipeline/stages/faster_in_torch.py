@@ -34,7 +34,7 @@ def to_try_in_torch(program: Program, profile: int | None) -> tuple[str, ...]:
 
 
 def kinds_in_words(program: Program, names: Sequence[str]) -> str:
-    """Return the operators' kinds for a report: ``matmuls by weights``, or ``matmuls by weights and attention``."""
+    """Return words for the operators ``names``: ``matmuls by weights``, or ``matmuls by weights and attention``."""
     inside = {*names}
     attends = any(node.name in inside and node.target is SDPA for node in program.graph.nodes)
     return "matmuls by weights and attention" if attends else "matmuls by weights"
@@ -51,10 +51,10 @@ def _matmul_names(program: Program) -> Iterator[str]:
 
 
 def _attention_names(program: Program, profile: int | None) -> Iterator[str]:
-    """Yield the names of attention operators, and of their masks, that may be faster in PyTorch.
+    """Yield the names of attention operators that may be faster in PyTorch, and of their masks.
 
-    These have 64 queries or more at the optimal sizes of a profile, or a single query in a CUDA graph. The latter needs
-    a Triton kernel; without a GPU, the operator is named as well, since measurements of another machine may be stored.
+    Attention may be faster with 64 queries or more at the optimal sizes of a profile, or with one in a CUDA graph. For
+    one query, Triton must be installed, or this machine have no GPU: then stored times of another machine decide.
     """
     nodes = [node for node in program.graph.nodes if node.target is SDPA]
     sizes = tuned_sizes(program, profile)[0] if nodes else {}

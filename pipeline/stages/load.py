@@ -28,11 +28,11 @@ from pipeline.verification.recompile import Recompiler
 
 @frozen
 class Load:
-    """The stage that tests whether all engines load. It is skipped with ``load_built_engines=False``.
+    """The stage that recompiles what does not load as an engine. It is skipped with ``load_built_engines=False``.
 
     loader: loads a program's engines, and returns the engines that do not load.
-    build: builds engines for tests, in this process and without a cache.
-    before: the earlier stages of the pipeline.
+    build: builds engines to try whether they load, in this process and without a cache.
+    before: the earlier stages of the pipeline, which compile the program again.
     """
 
     loader: Loader = field(default=try_loading_engines, repr=False)
@@ -41,7 +41,7 @@ class Load:
     name: str = field(default="load", kw_only=True)
 
     def following(self, earlier_stages: tuple[AnyStage, ...]) -> Load:
-        """Return a copy of this stage that has the pipeline's earlier stages, by which it compiles a program again."""
+        """Return a copy of this stage with the pipeline's earlier stages, to recompile what does not load."""
         return evolve(self, before=earlier_stages)
 
     def check_ready(self, settings: CompilationSettings) -> None:

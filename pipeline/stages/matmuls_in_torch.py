@@ -23,13 +23,14 @@ TRIAL: Final = Rejection("this trial measures its time in PyTorch")
 
 
 def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names: Sequence[str]) -> Compiled:
-    """Compile a program again by the pipeline's ``stages``, with the operators ``node_names`` in PyTorch.
+    """Compile a program again by the pipeline's ``stages``, with the nodes ``node_names`` in PyTorch (see `choose`).
 
-    These operators already divide each layer of the model, so no cuts between layers are needed: `BehindUpdates`
-    takes the place of the default partitioner or of one that cuts between submodules; other partitioners stay.
+    Engines then end at each of these operators, several times in each layer, so that few other cuts are needed:
+    `BehindUpdates`, which cuts only after cache updates, replaces the default partitioner, and one that cuts between
+    submodules. Other partitioners stay.
 
     Raises:
-        ValueError: ``node_names`` is empty, or an engine is for all profiles.
+        ValueError: ``node_names`` is empty, or an engine serves all profiles instead of one.
     """
     if not node_names:
         raise ValueError("the program has no half-precision matmuls by large weights, so no operator to run in PyTorch")
@@ -47,13 +48,15 @@ def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names:
 
 
 def _check_engine_per_profile(compiled: Compiled) -> None:
+    """Raise a `ValueError` if an engine serves all profiles instead of one."""
     if names := [segment.name for segment in compiled.partitioned.engine_segments if segment.profile is None]:
         how = "insert pipeline.engine_per_profile() to build one for each"
         raise ValueError(f"the engine {names[0]} serves all profiles; {how}")
 
 
 def set_final_reason(compiled: Compiled, reason: Rejection) -> Compiled:
-    """Return a result of `matmuls_in_torch`, with ``reason`` in place of the provisional fallback reason."""
+    """Return a result of `matmuls_in_torch` in which ``reason``, which states measured times, is the reason why the
+    operators run in PyTorch, in place of `TRIAL`."""
     partitioned = compiled.partitioned
     fallbacks = (
         evolve(each, reason=reason.reason, hint=reason.hint) if each.reason == TRIAL.reason else each
@@ -107,7 +110,7 @@ def combine_profiles(variants: Mapping[int, Compiled]) -> Compiled:
 
 
 def _segments_in_profile(compiled: Compiled, profile: int) -> Iterator[Segment]:
-    """Yield the segments that run in calls of a profile, changed to be for this profile only."""
+    """Yield the segments that run in calls of a profile. A PyTorch segment for all profiles is copied for this one."""
     for segment in compiled.partitioned.segments:
         if segment.profile == profile:
             yield segment

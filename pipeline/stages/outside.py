@@ -27,7 +27,8 @@ READERS = (Kind.MULTIPLIES, Kind.PROJECTS, Kind.POINTWISE, Kind.NORMALIZES)
 TABLES = (torch.ops.aten.embedding.default, SELECTIVE_SCAN)
 
 
-def _check_bytes(_instance: object, field: Attribute[int], value: object) -> None:
+def _check_byte_count(_instance: object, field: Attribute[int], value: object) -> None:
+    """Raise an error if the value of a field is no number of bytes: an int of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{field.name} must be a number of bytes, got {value!r}")
     if value < 0:
@@ -38,7 +39,7 @@ def _check_bytes(_instance: object, field: Attribute[int], value: object) -> Non
 class SharedWeights:
     """The stage that keeps large weights outside of engines; `shared_weights` returns it."""
 
-    least: int = field(default=LEAST, validator=_check_bytes)
+    least: int = field(default=LEAST, validator=_check_byte_count)
     name: str = field(default="shared_weights", kw_only=True)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
@@ -54,7 +55,8 @@ class SharedWeights:
         return evolve(partitioned, segments=tuple(map(changed, partitioned.segments)))
 
     def _should_share(self, partitioned: Partitioned, segment: Segment, weight: torch.fx.Node) -> bool:
-        """Return whether to share a weight: it is large, and the converters that read it accept weights as inputs."""
+        """Return whether to keep a weight outside of a segment, so that engines share it: it is large, and the
+        converters that read it accept weights as network inputs."""
         value, inside = weight.meta["val"], frozenset(segment.nodes)
         if not isinstance(value, torch.Tensor) or value.dtype not in FLOATS or value.nbytes < self.least:
             return False
@@ -66,11 +68,12 @@ class SharedWeights:
 class EnginePerProfile:
     """The stage that builds a separate engine for each profile; `engine_per_profile` returns it."""
 
-    most: int = field(default=MOST, validator=_check_bytes)
+    most: int = field(default=MOST, validator=_check_byte_count)
     name: str = field(default="engine_per_profile", kw_only=True)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
-        """Return the segments, with a separate engine for each profile if the profiles differ in the engine's sizes."""
+        """Return the program with one engine for each profile in place of each engine that serves several profiles.
+        Some engines stay as they are (see `_split_by_profile`), and all if ``max_engines`` is set."""
         program = partitioned.program
         if program.settings.max_engines is not None:
             return partitioned
@@ -78,7 +81,8 @@ class EnginePerProfile:
         return evolve(partitioned, segments=segments, cuts=tuple(cuts(segments)))
 
     def _split_by_profile(self, program: Program, segment: Segment) -> Iterator[Segment]:
-        """Yield a copy of the segment for each profile, or only the segment itself if it should stay one engine."""
+        """Yield a copy of the segment for each profile. Yield only the segment itself if PyTorch runs it, if its inputs
+        have equal sizes in all profiles, if it computes new sizes, or if its weights have more than ``most`` bytes."""
         nodes = {node.name: node for node in program.graph.nodes}
         alone = segment.kind != "engine" or segment.profile is not None or _computes_new_sizes(segment)
         if (
@@ -113,12 +117,11 @@ def engine_per_profile(most: int = MOST) -> EnginePerProfile:
     """Return a stage that builds a separate engine for each profile of a program, tuned for the sizes of that profile:
     ``compile.insert(pipeline.engine_per_profile(), after="partition")``.
 
-    Without this stage, and with ``max_engines``, an engine contains all profiles, with the same layers for each.
+    Without this stage, or if the setting ``max_engines`` limits the engines, one engine serves all profiles.
 
     Args:
         most: the maximum bytes of weights in an engine that is split. An engine with more serves all profiles, since
-            each engine would contain the weights. 16 MiB by default: enough for the weights that `shared_weights`
-            leaves in engines.
+            each engine would contain the weights. 16 MiB by default; `shared_weights` leaves fewer in engines.
     """
     return EnginePerProfile(most)
 

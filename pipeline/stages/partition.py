@@ -51,12 +51,13 @@ and in 61 s as four, on one core of an AMD EPYC (TensorRT-RTX 1.6.1, float16).""
 
 @frozen
 class Partition:
-    """The default partitioner, which builds as few engines as possible, of up to 2,000 operators.
+    """The default partitioner, which builds as few engines as possible.
 
-    Larger engines are cut as by `in_pieces`, unless ``max_engines`` is set; ``in_pieces(1)`` never cuts.
-    Patterns that TensorRT fuses (a convolution or matmul with the norm and elementwise operators after it, attention)
-    are never cut. If any operator runs in PyTorch, further operators move to PyTorch: cheap neighbours if fewer bytes
-    then cross, engines with fewer than ``min_block_size`` operators, and the smallest engines beyond ``max_engines``.
+    An engine of 2,000 operators or more is cut into equal parts, since TensorRT builds them in less time; the setting
+    ``max_engines`` or the partitioner ``in_pieces(1)`` prevents that. Patterns that TensorRT fuses (a convolution or
+    matmul with the norm and elementwise operators after it, attention) are never cut. If an operator must run in
+    PyTorch, others move there, too: cheap operators beside it, if fewer bytes then cross between segments; all of an
+    engine with fewer than ``min_block_size`` operators; and all of the smallest engines beyond ``max_engines``.
     """
 
     name: str = "partition"
@@ -99,7 +100,7 @@ class InPieces:
             return split_evenly(flow, units, operators, self.count)
         submodules = Submodules(pattern=self.between)
         keys = [submodules.path_of(node) for node in flow.nodes]
-        return _cut_engine_behind_updates(flow, units, operators, keys)
+        return _cut_after_cache_updates(flow, units, operators, keys)
 
 
 def _cut_large_engine(flow: Flow, units: Units, operators: Sequence[int]) -> list[tuple[int, ...]]:
@@ -115,13 +116,14 @@ class BehindUpdates:
     name: str = field(default="behind_updates", kw_only=True)
 
     def __call__(self, validated: Validated) -> Partitioned:
-        return _partition(validated, _largest_units, _cut_engine_behind_updates)
+        return _partition(validated, _largest_units, _cut_after_cache_updates)
 
 
-def _cut_engine_behind_updates(
+def _cut_after_cache_updates(
     flow: Flow, units: Units, operators: Sequence[int], submodule_of: Sequence[str | None] = ()
 ) -> list[tuple[int, ...]]:
-    """Cut ``operators`` where ``submodule_of`` (by node) changes, and after cache updates, never inside a unit."""
+    """Cut the ``operators`` of one engine (indices in ``flow.nodes``) after cache updates, and where the submodule
+    changes. ``units``: the groups of operators that are never cut. ``submodule_of``: the submodule of each node."""
     updates = frozenset(i for i in operators if flow.nodes[i].target is CACHE_UPDATE)
     return split_by_submodule(flow, units, operators, submodule_of or [None] * len(flow.nodes), updates)
 
@@ -165,8 +167,8 @@ def in_pieces(count: int | None = None, *, between: str = "") -> InPieces:
     Args:
         count: the maximum number of engines into which each engine of the default partitioner is cut, at least 1.
         between: instead of ``count``, a pattern for module paths as in `fnmatch`: ``"encoder.layer.*"``. Engines are
-            cut between the submodules that match. A submodule that updates a cache begins after its updates, which
-            belong to the engine before it. With `pipeline.shared_weights`, layers of equal structure share one engine,
+            cut between the submodules that match. If a submodule updates a cache, the cut is after its last update,
+            not before the submodule. With `pipeline.shared_weights`, layers of equal structure share one engine,
             which is built and loaded once.
 
     Raises:
@@ -187,14 +189,15 @@ def by_submodule(depth: int = 1, *, pattern: str | None = None) -> BySubmodule:
 
 
 def _check_positive(name: str, value: object, path_option: str) -> None:
-    """Raise an error if an option is no positive integer; the error names ``path_option``, which takes module paths."""
+    """Raise an error if the option ``name`` is no positive integer. It says that ``path_option`` takes module paths."""
     if not isinstance(value, int) or value < 1:
         kind = ValueError if isinstance(value, int) else TypeError
         raise kind(f"{name} must be an integer of at least 1, got {value!r}; pass module paths as {path_option}=")
 
 
 def _largest_units(flow: Flow, refused: dict[int, str]) -> Units:
-    """Return the units that are never cut: fused patterns of operators not in ``refused``, and single operators."""
+    """Return the groups of operators that must share a segment: each pattern that TensorRT fuses, without operators in
+    ``refused`` (by number, with the reason); every other operator is a group."""
     return build_units(flow, fused_patterns(flow, lambda i: i not in refused))
 
 
@@ -203,8 +206,9 @@ def _partition(
     choose_units: Callable[[Flow, dict[int, str]], Units],
     cut_engine: Callable[[Flow, Units, Sequence[int]], list[tuple[int, ...]]] | None = None,
 ) -> Partitioned:
-    """Return the segments of a program. ``choose_units`` groups operators that share a segment; ``cut_engine`` cuts
-    each engine into pieces; None: engines are not cut."""
+    """Return the segments of a program. ``choose_units(flow, refused)`` returns the groups of operators that share a
+    segment; ``refused`` has the reason of each operator that must run in PyTorch. ``cut_engine(flow, units,
+    operators)`` cuts the operators of one engine; None: engines stay whole. Operators are indices in ``flow.nodes``."""
     program, settings = validated.program, validated.program.settings
     reasons = _refused_nodes(validated)
     if reasons and settings.require_full_compilation:
@@ -224,8 +228,8 @@ def _partition(
 
 
 def _refused_nodes(validated: Validated) -> Mapping[Node, str]:
-    """Return the operators that no engine supports, with the reasons. If an item of an operator's result is refused,
-    the operator is refused, too; if a collective is refused, so is the operator that waits for it."""
+    """Return the operators that cannot run in engines, each with the reasons. These include operators with a tuple
+    result of which a ``getitem`` node is refused, and ``wait_tensor`` after a collective that is refused."""
     reasons: dict[Node, str] = {}
     for node in filter(is_operator, validated.program.graph.nodes):
         parts = [node, *_items_of_tuple_result(node), *(node.all_input_nodes if is_wait(node) else ())]

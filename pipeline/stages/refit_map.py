@@ -10,7 +10,8 @@ from pipeline.program import Built
 
 @stage
 def refit_map(built: Built) -> Compiled:
-    """Return the compiled program with each engine weight's recipe, or the reason why a weight has no recipe."""
+    """Return the compiled program with its `RefitMap`: for each engine weight the `Recipe` that computes it from the
+    model's parameters, or the reason why it cannot be refitted."""
     used = {weight.name for network in built.networks for weight in network.weights}
     recipes = {name: recipe for name, recipe in built.recipes.items() if name in used}
     return Compiled(

@@ -24,7 +24,7 @@ def check_requirements(partitioned: Partitioned) -> None:
     """Raise an error if the program does not meet ``require_full_compilation`` or ``require_fused_quantization``.
 
     Raises:
-        UnsupportedOperatorException: ``require_full_compilation`` is set, and no operator runs in an engine.
+        UnsupportedOperatorException: ``require_full_compilation`` is set, and the program has no operator at all.
         QuantizationError: ``require_fused_quantization`` is set, and a quantized operator runs in PyTorch, or no
         operator is quantized.
     """

@@ -90,7 +90,8 @@ class Validate:
 
 
 def _verdicts(program: Program, lookup: BoundRegistry) -> FrozenDict[str, Verdict]:
-    """Return, by node name, the verdict for each call in a program's graph: a converter, or reasons against engines."""
+    """Return, by node name, the `Verdict` on each call in a program's graph: the converter that accepts it, or why none
+    does. ``lookup``: the registry of converters, for the program's settings."""
     verdicts: dict[str, Verdict] = {}
     for node in program.graph.nodes:
         if node.op == "call_function":
@@ -108,7 +109,8 @@ def _refused_calls(program: Program, verdicts: Mapping[str, Verdict], claims: Us
 def _decompose_calls(
     program: Program, calls: Iterable[torch.fx.Node], claims: UserRegistrations, decompositions: Decompositions
 ) -> Program:
-    """Decompose these calls as if ``claims`` had no user's converters; return the same program if nothing changes."""
+    """Decompose ``calls``, which the user's converters (in ``claims``) refused, as if these converters did not exist.
+    Return the same program if none of the calls can be decomposed."""
     rewriter = Rewriter(program, claims, decompositions)
     names = {node.name for node in calls}
     made = fold_constants(program.with_graph(rewriter.decompose_refused(names)))
@@ -187,7 +189,8 @@ def _tensor_rejections(role: str, value: torch.Tensor, settings: CompilationSett
 
 
 def _unbounded_size_rejections(role: str, value: torch.Tensor, program: Program) -> Iterator[Rejection]:
-    """Yield a rejection for a data-dependent size without a bound, as in ``torch.arange(int(x.item()))``."""
+    """Yield a rejection for a data-dependent size of ``value`` without a bound, as in ``torch.arange(int(x.item()))``.
+    ``role``: what ``value`` is, in the words of the message (``the result add``)."""
     for size in shape_of(value):
         names = [] if isinstance(size, int) else [s.name for s in size.free_symbols]
         any_number = any(program.shapes[name].min < 0 and program.shapes[name].max > MAX_SIZE for name in names)
@@ -198,7 +201,8 @@ def _unbounded_size_rejections(role: str, value: torch.Tensor, program: Program)
 
 
 def _untuned_size_rejections(node: torch.fx.Node, program: Program) -> Iterator[Rejection]:
-    """Yield a rejection if the sizes of inputs in one dim depend on data, and their optimal sizes (``opt``) differ."""
+    """Yield a rejection of an elementwise operator if only data decides whether the sizes of its inputs in a dim are
+    equal, as in ``x[mask] + y``, and the sizes that TensorRT would tune the engine for (``opt``) are not."""
     values = [n.meta.get("val") for n in node.all_input_nodes] if is_pointwise(node) else []
     shapes = [shape_of(value)[::-1] for value in values if isinstance(value, torch.Tensor)]
     for sizes in zip_longest(*shapes, fillvalue=1):

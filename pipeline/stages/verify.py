@@ -46,6 +46,7 @@ def _check_inputs(_instance: object, _field: object, value: UserInputs) -> None:
 
 
 def _check_multiple(_instance: object, _field: object, value: object) -> None:
+    """Raise an error if `Verify.multiple`, the factor for eager's error, is no number of at least 1."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"multiple must be a number of at least 1, got {value!r}")
     if not value >= 1:
@@ -69,11 +70,12 @@ class Verify:
         return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:
-        """Return the program with its ``agreement``; if requested, compile nodes that cause errors in another way.
+        """Return the program with its ``agreement``: its errors compared with eager PyTorch. If they are too large and
+        ``on_failure`` is ``"heal"``, first compile the nodes that cause them in another variant, such as in float32.
 
         Raises:
-            AgreementError: the program does not agree with eager PyTorch, or its graph does not agree with the module,
-            and neither warning nor healing was requested; or no variant agrees.
+            AgreementError: errors are too large, also after healing, or the graph does not agree with the module. With
+            ``on_failure="warn"``, this is only a warning.
         """
         comparison = Comparison.create(compiled.program, self.executor, self.inputs, self.multiple)
         agreement = comparison.measure_agreement(compiled)
