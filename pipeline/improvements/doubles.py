@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 Parts: TypeAlias = tuple[Tensor, ...]
+"""The float32 tensors that represent a float64 value in a `Format`."""
 
 
 class Format(enum.Enum):

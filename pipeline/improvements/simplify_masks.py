@@ -42,9 +42,8 @@ OR = (aten.logical_or.default, aten.bitwise_or.Tensor)
 
 @improvement(after="fuse_attention")
 def simplify_masks(rewriting: Rewriting) -> None:
-    """Remove masks that hide nothing, and replace masks that hide later positions by ``is_causal``. Mark a mask whose
-    rows all have an unmasked key by ``pipeline.open_mask(mask)``, so that converters need not handle rows without
-    one."""
+    """Remove masks that hide nothing; replace masks that hide later positions by ``is_causal``; and mark masks that
+    leave a key unmasked in every row by ``pipeline.open_mask(mask)``, so that converters need not handle other rows."""
     shown: dict[Node, Node] = {}
     for node in rewriting.nodes(SDPA):
         mask = argument(node, "attn_mask")

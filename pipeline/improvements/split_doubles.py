@@ -77,7 +77,8 @@ class _Float64Values:
                 yield node
 
     def create_parts(self, supported_casts: list[Node]) -> bool:
-        """Create the float32 nodes for the casts' inputs and all that these need. Return False if a trace fails."""
+        """Create the float32 nodes that represent the float64 inputs of these casts, and all values from which the
+        inputs are computed. Return False if a trace fails."""
         needed: dict[Argument, set[Format]] = {}
         for cast in supported_casts:
             needed.setdefault(cast.args[0], set()).add(Format.SUM)
@@ -129,7 +130,8 @@ class _Float64Values:
         return (Format.CONSTANT, *doubles.GIVEN) if constant else tuple(self.recipes.get(value, ()))
 
     def _recipes(self, node: Node) -> Iterator[tuple[Format, Recipe]]:
-        """Yield a `Recipe` for each `Format` of a node. The caller checks that its arguments have their formats."""
+        """Yield (format, recipe) for each way to compute a float64 node as float32 tensors (see `Format`, `Recipe`). A
+        recipe needs each argument in a certain format; the caller checks whether the argument has that format."""
         x, y = (*node.args, None, None)[:2]
         if node.target is aten.mul.Tensor:
             yield Format.TERMS, ([(x, Format.PARTS), (y, Format.PARTS)], self._traced(doubles.multiply))
@@ -180,7 +182,8 @@ class _Float64Values:
         return build
 
     def _move_each_part(self, node: Node, *values: Sequence[Node]) -> tuple[Node, ...]:
-        """Apply an operator that moves elements to float32 tensors. ``values``: those that represent each argument."""
+        """Apply an operator that only moves elements, such as ``cat``, to float32 tensors in place of its float64
+        arguments; return the results. ``values``: for each argument that it moves, the tensors that represent it."""
         parts = [dict(zip(_moved_arguments(node), each, strict=True)) for each in zip(*values, strict=True)]
         if op_kind(node.target) is Kind.CASTS:
             return tuple(values[0])

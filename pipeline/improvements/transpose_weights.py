@@ -29,8 +29,7 @@ def transpose_weights(rewriting: Rewriting) -> None:
 
 
 def _adds_nothing_or_vector(node: Node, bias: Sequence[Argument]) -> bool:
-    """Return whether a matmul adds no bias, or a vector with alpha and beta 1. ``bias``: its arguments before the
-    matrices."""
+    """Return whether a matmul adds nothing or one unscaled vector. ``bias``: its arguments before the matrices."""
     if not bias:
         return True
     [added] = bias

@@ -32,8 +32,8 @@ SMALL = 1 << 16
 
 @frozen
 class BufferWrite:
-    """A write of rows to a buffer. ``whole``: the buffer's new value. ``written``: the node that writes; if it writes
-    to ``buffer[:n]``, ``whole`` is the node that puts its result back into the buffer."""
+    """A write of rows to a buffer. ``whole``: the buffer's new value. ``written``: the node that writes, ``whole``
+    itself or, for a write to ``buffer[:n]``, an input of it."""
 
     placeholder: Node
     whole: Node
@@ -119,9 +119,8 @@ def _is_slice_that_was_written(view: Node, write: Node) -> bool:
 
 
 def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, out_index: int) -> tuple[Node, PositionCheck] | None:
-    """Replace a write to a buffer, whose value is number ``out_index`` of the program's outputs, by an in-place update.
-    Return the placeholder of the updated cache, and the check of positions at run time; None if nothing was
-    replaced."""
+    """Replace the write that computes output ``out_index`` of the program, a buffer, by an in-place update. Return the
+    placeholder of the updated cache and the condition to check at run time; None if nothing was replaced."""
     can = CAPABILITIES.kv_cache_update and buffer.placeholder.meta["val"].dtype in DTYPES
     write = match_write(rewriting, buffer.written) if can else None
     if write is None:
@@ -144,9 +143,8 @@ def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, out_index: int)
 
 
 def _write_in_pytorch(rewriting: Rewriting, buffer: BufferWrite, out_index: int) -> None:
-    """Let PyTorch write rows to the buffer that is output number ``out_index`` of the program. Change nothing if the
-    buffer has few bytes (`SMALL`) or ``require_full_compilation`` is True: then an engine copies the whole buffer to
-    write."""
+    """Let PyTorch write rows to the buffer that is output ``out_index`` of the program. Do nothing for few bytes
+    (`SMALL`) or ``require_full_compilation``: then an engine writes, and copies the whole buffer."""
     value = buffer.placeholder.meta["val"]
     if rewriting.program.settings.require_full_compilation or buffer.written is not buffer.whole:
         return
@@ -174,8 +172,7 @@ def _reshape(rewriting: Rewriting, node: Node, shape: tuple[Expr, ...], before: 
 
 
 def _add_cache_placeholder(rewriting: Rewriting, buffer: BufferWrite, shape: tuple[Expr, ...]) -> Node:
-    """Add a placeholder of the given shape for the buffer's memory, or the memory of its first batches; return the
-    buffer's own if it has this shape."""
+    """Return a new placeholder of this shape for the memory of the buffer or its first batches, or the buffer's own."""
     source = buffer.placeholder if buffer.written is buffer.whole else buffer.written.args[0]
     value = source.meta["val"]  # type: ignore[union-attr]
     if buffer.written is buffer.whole and shape_of(value) == shape:
@@ -191,7 +188,7 @@ def _add_cache_placeholder(rewriting: Rewriting, buffer: BufferWrite, shape: tup
 
 
 def _replace_written(rewriting: Rewriting, buffer: BufferWrite, update: Node, new_value: Node, out_index: int) -> None:
-    """Replace the written value by ``new_value`` in all readers; ``update`` becomes output number ``out_index`` of the
+    """Replace the written value by ``new_value`` for all readers; ``update`` becomes output ``out_index`` of the
     program."""
     output = rewriting.graph.output_node()
     returned = list(results_of(rewriting.graph))

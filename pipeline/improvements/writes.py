@@ -27,8 +27,7 @@ PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 
 
 def first_position_of_rows(rewriting: Rewriting, index: Node) -> Start | None:
-    """Return the first position in each row of an index, if the row provably counts up by 1, as ``start + arange(n)``;
-    else None."""
+    """Return ``start`` if each row of an index provably is ``start + arange(n)``, or has one element; else None."""
     shape = shape_of(index.meta["val"])
     if not shape or shape[-1] == 1:
         return index
@@ -81,8 +80,7 @@ def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
 
 
 def _can_be_start(value: Any) -> bool:
-    """Return whether a value can be ``start`` in ``start + arange(n)``: a number, or a tensor with a last dim of 1, or
-    0-d."""
+    """Return whether a value can be ``start`` in ``start + arange(n)``: a number, or a tensor [] or [..., 1]."""
     if dtype_of(value) is None:
         return isinstance(value, Node) or type(value) is int
     return shape_of(value.meta["val"])[-1:] in ((), (1,))
@@ -243,8 +241,7 @@ def _selects_every_batch(rewriting: Rewriting, index: Node, batch_size: Expr) ->
 
 
 def _nonnegative_start(rewriting: Rewriting, start: Start, index: Node, dim: int, write: Node) -> Node:
-    """Return ``start`` as a vector. If it is the write's ``index``, which may be negative, count negative positions
-    from the end of ``dim``."""
+    """Return ``start`` as a vector; if it is the write's own ``index``, resolve negative positions in ``dim``."""
     starts = _start_as_vector(rewriting, start, write)
     if start is not index:
         return starts
