@@ -76,7 +76,7 @@ def multiply(x: Parts, y: Parts) -> Parts:
 
 
 def divide(x: Parts, divisor: Tensor) -> Parts:
-    """Return ``x / divisor`` (a float64 constant) as a sum of two tensors, large and small, like `multiply`."""
+    """Return ``x / divisor``, for a float64 constant ``divisor``, as a sum of two tensors, as `multiply` does."""
     return multiply(x, to_coarse_and_fine(divisor.reciprocal()))
 
 

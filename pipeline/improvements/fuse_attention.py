@@ -114,7 +114,8 @@ def _is_only_reader_of_chain(last: object, first: Node, reader: Node) -> bool:
 
 
 def _match_scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | None]:
-    """Match scores that only ``reader`` reads. A generator: `evaluate_recursively` returns its `Scores` or None."""
+    """Match a node as attention scores (query @ key, scaled and masked) that only ``reader`` reads. A generator:
+    `evaluate_recursively` returns its `Scores`, or None if the node does not match."""
     if not isinstance(node, Node) or only_reader(node) is not reader:
         return None
     if node.target in PRODUCTS:
@@ -154,8 +155,8 @@ def _match_added_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
 
 
 def _match_where_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    """Match scores with a large negative number at masked positions, as a generator of `Scores` or None, like
-    `_match_scores`."""
+    """Match scores that ``where`` or ``masked_fill`` replaces by a large negative number where a mask says so. A
+    generator: `evaluate_recursively` returns its `Scores` or None."""
     allows = False
     if node.target is aten.masked_fill.Scalar or node.target is aten.masked_fill.Tensor:
         inner, condition, filled = node.args[:3]

@@ -162,7 +162,8 @@ def _match_linear(node: Node, x: Node, leading_dims: tuple[object, object]) -> P
 
 
 def _unmask_fully_masked_rows(rewriting: Rewriting, mask: Node, before: Node) -> OpenedMask | None:
-    """Unmask all keys of a mask's completely masked rows, by nodes before ``before``; None if no converter has them."""
+    """Create a mask in which the completely masked rows of ``mask`` are unmasked, and flags of the other rows (see
+    `OpenedMask`); the new nodes precede ``before``. None if a converter is missing."""
     create = rewriting.before(before)
     if dtype_of(mask) in FLOATS:
         alive = create(aten.any.dim, create(aten.ne.Scalar, mask, -math.inf), -1, True)
@@ -179,8 +180,7 @@ def _unmask_fully_masked_rows(rewriting: Rewriting, mask: Node, before: Node) ->
 
 
 def _select_bias_in_masked_rows(rewriting: Rewriting, projection: Projection, opened: OpenedMask) -> bool:
-    """Set rows of a linear layer's result to its bias where ``opened.rows`` is False; return whether it was
-    possible."""
+    """Set rows of a linear layer's result to its bias where ``opened.rows`` is False; return whether it was done."""
     node, bias = projection.node, projection.bias
     reader = min(node.users)
     if bias is None:

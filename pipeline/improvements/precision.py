@@ -26,9 +26,9 @@ Excluded: TypeAlias = OpOverload[..., Any] | OpOverloadPacket[..., Any] | str | 
 class Rule:
     """A rule of mixed precision: how the dtype in which an operator runs is chosen (``mode``), and the reason.
 
-    Modes: ``"half"``: float32 inputs are cast to half precision. ``"float32"``: inputs are not cast: they keep the
-    dtypes that the model, written in float32, gives them. ``"inputs"``: the widest dtype among the inputs other than
-    parameters. ``"said"``: the call names its dtype, as a cast does, or has none.
+    Modes: ``"half"``: float32 inputs are cast to half precision. ``"float32"``: inputs keep the dtypes that they have
+    in the model, usually float32. ``"inputs"``: the widest dtype among the inputs other than parameters. ``"said"``:
+    the call itself names its dtype, as a cast does, or has none.
     """
 
     mode: Mode

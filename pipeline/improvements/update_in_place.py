@@ -81,7 +81,7 @@ def update_in_place(rewriting: Rewriting) -> None:
 
 def _match_buffer_write(placeholder: Node, new_value: Node) -> BufferWrite | None:
     """Match the write that computes a buffer's new value. None if another node reads the buffer's old value, or if the
-    write changes neither the buffer itself nor its first batches, as engines require."""
+    write changes neither the buffer itself nor just its first batches, ``buffer[:n]``."""
     value = placeholder.meta["val"]
     if new_value.op == "placeholder" or not value.numel():
         return None
@@ -188,8 +188,8 @@ def _add_cache_placeholder(rewriting: Rewriting, buffer: BufferWrite, shape: tup
 
 
 def _replace_written(rewriting: Rewriting, buffer: BufferWrite, update: Node, new_value: Node, out_index: int) -> None:
-    """Replace the written value by ``new_value`` for all readers; ``update`` becomes output ``out_index`` of the
-    program."""
+    """Replace the written value by ``new_value`` for all readers; ``update`` becomes the program's output
+    ``out_index``."""
     output = rewriting.graph.output_node()
     returned = list(results_of(rewriting.graph))
     returned[out_index] = update

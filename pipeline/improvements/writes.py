@@ -27,7 +27,7 @@ PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 
 
 def first_position_of_rows(rewriting: Rewriting, index: Node) -> Start | None:
-    """Return ``start`` if each row of an index provably is ``start + arange(n)``, or has one element; else None."""
+    """Return ``start`` if each row of an index provably is ``start + arange(n)``, or one element; else None."""
     shape = shape_of(index.meta["val"])
     if not shape or shape[-1] == 1:
         return index
@@ -168,7 +168,8 @@ def _match_slice_write(rewriting: Rewriting, node: Node) -> Write | None:
 
 
 def _skip_views_and_expansions(source: Node, dim: int, length: Expr) -> Node:
-    """Return the rows that ``source`` copies, expands or views, if they have its shape and ``length`` along ``dim``."""
+    """Return the rows that a slice write copies from ``source``: the node before copies, expansions and views, as long
+    as it has ``length`` rows along ``dim`` and the other sizes of ``source``."""
     while True:
         inner = source.args[1] if source.target is aten.copy.default else source.args[0] if source.args else None
         known = source.target in (aten.copy.default, aten.expand.default, aten.view.default)

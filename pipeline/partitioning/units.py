@@ -96,7 +96,8 @@ def fused_patterns(flow: Flow, is_supported: Callable[[int], bool]) -> Iterator[
 
 
 def _epilogue_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) -> tuple[int, ...]:
-    """Return the matmul or convolution ``start`` and the norms and elementwise operators of `_following_groups`."""
+    """Return the operator ``start``, a matmul or convolution, and the norms and elementwise operators after it that
+    TensorRT fuses into it. ``is_free``: whether an operator, by number, may join (see `_following_groups`)."""
     found = [start]
     for step in _following_groups(flow, start, is_free):
         if not all(is_pointwise(flow.nodes[i]) or op_kind(flow.nodes[i].target) is Kind.SCALES for i in step):
@@ -106,7 +107,8 @@ def _epilogue_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) ->
 
 
 def _attention_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) -> tuple[int, ...]:
-    """Return all operators from a matmul ``start`` through a softmax to a second matmul; () if not all are free."""
+    """Return the operators from the matmul ``start`` through a softmax to a second matmul; () if there is no such
+    chain, or if an operator may not join it (``is_free``, see `_following_groups`)."""
     found, normalised = [start], False
     if op_kind(flow.nodes[start].target) is not Kind.MULTIPLIES:
         return ()

@@ -42,7 +42,7 @@ def find_values_to_separate(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 
 class ExpressionSizes:
-    """Counts the terms of each node's expression, with inlined inputs; contains the nodes that need own kernels."""
+    """The number of terms of each node's expression, with inlined inputs; contains the nodes for separate kernels."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._terms: dict[torch.fx.Node, int] = {}

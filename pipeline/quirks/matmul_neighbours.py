@@ -67,8 +67,7 @@ def _moves_last_dim(node: torch.fx.Node) -> bool:
 
 def find_scaled_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
     """Yield the matmuls whose kernel may include a multiplication, so that TensorRT may run another matmul's kernel in
-    its place (`factors-of-matmuls`): those of two computed tensors, and linear layers if another one has dynamic
-    sizes."""
+    its place (`factors-of-matmuls`): of two computed tensors, or linear layers if another one has dynamic sizes."""
     linear = [node for node in segment.nodes if op_kind(node.target) is Kind.PROJECTS]
     varying = {node for node in linear if not all(isinstance(size, int) for size in node.meta["val"].shape)}
     for node in segment.nodes:
@@ -82,8 +81,7 @@ def find_scaled_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 
 def _is_read_elementwise(segment: SegmentNodes, node: torch.fx.Node, depth: int = WITHIN) -> bool:
-    """Return whether an elementwise operator reads a node through at most ``depth`` views, and not just for a
-    softmax."""
+    """Return whether an elementwise operator, not only for a softmax, reads a node through at most ``depth`` views."""
     return any(
         (is_pointwise(user) and not _leads_only_to_softmax(segment, user))
         or (depth > 0 and moves_elements(user) and _is_read_elementwise(segment, user, depth - 1))

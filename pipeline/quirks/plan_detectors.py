@@ -41,9 +41,9 @@ def find_kernel_offsets(plan: object) -> KernelOffsets:
 
 
 def find_unwritten_results(plan: object, sources: KernelOffsets) -> tuple[tuple[str, str], ...]:
-    """Return (kernel, tensor), by names, for each result that a kernel of a plan, a serialized engine, never writes
-    (`unwritten-results`). ``sources``: see `find_kernel_offsets`; kernels that are not in it are not checked. Empty
-    tensors are not reported."""
+    """Return (kernel, tensor), by names, for each result that a kernel of a plan (a serialized engine) never writes, so
+    that later kernels read uninitialized memory (`unwritten-results`). ``sources``: from `find_kernel_offsets`; kernels
+    without a source are not checked. Empty tensors are not reported."""
     calls = [call for call in _find_matches(_CALL, b"function={ name=", plan) if b"0" not in call["grid"].split()]
     found = [
         (call["name"], tensor)
@@ -97,8 +97,9 @@ _STEPS = re.compile(rb"for \(int __v\d+ = 0; __v\d+ < (\d+);")
 
 
 def find_queries_of_other_batches(plan: Plan, sources: KernelOffsets) -> tuple[str, ...]:
-    """Return the kernels of attention with a single query that read keys of other batches (bug `lone-queries`): they
-    take the keys as sorted by batch, although a kernel of the plan has swapped batches and rows."""
+    """Return the names of the attention kernels with a single query that read keys of other batches (`lone-queries`):
+    they take keys as sorted by batch, although a kernel of the plan has swapped batches and rows. ``sources``: from
+    `find_kernel_offsets`."""
     found = {name: start for name, start in sources.items() if name.startswith(b"_gemv_mha")}
     if not found or plan.find(b"ReshTranResh") < 0:
         return ()
@@ -117,7 +118,8 @@ _HALVES_OF_MASKED = re.compile(rb"_hmma_fp16_traits,\n.*\n\ttrue, // has add mas
 
 
 def find_float16_attention_sums(plan: Plan, sources: KernelOffsets) -> tuple[str, ...]:
-    """Return the attention kernels that add a mask and sum in float16 (bug `masked-attention-sums`), by names."""
+    """Return the names of the attention kernels that add a mask and sum in float16 (`masked-attention-sums`).
+    ``sources``: the offset of each kernel's source in the plan, from `find_kernel_offsets`."""
     found = ((name, plan[plan.rfind(b"\0", 0, start) : start]) for name, start in sources.items() if b"_mha" in name)
     return tuple(name.decode() for name, source in found if _HALVES_OF_MASKED.search(source))
 
@@ -162,16 +164,16 @@ _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")
 
 
 def find_copies_of_first_batch(plan: Plan, sources: KernelOffsets) -> tuple[str, ...]:
-    """Return the kernels, by names, that copy the first batch in place of each batch (`transposed-matmuls`): they
-    divide the batch's index by the number of rows, and so get 0. ``sources``: see `find_kernel_offsets`."""
+    """Return the names of the kernels that copy the first batch in place of each batch (`transposed-matmuls`): they
+    divide the batch's index by the number of rows, and so get 0. ``sources``: from `find_kernel_offsets`."""
     found = ((name, plan[start : plan.find(b"\n}\n", start)]) for name, start in sources.items() if _COPIED.match(name))
     names = (name.decode().removesuffix("_com") for name, source in found if _reads_only_first_batch(source))
     return tuple(dict.fromkeys(names))
 
 
 def _reads_only_first_batch(source: bytes) -> bool:
-    """Return whether a kernel reads at an index that a needless division makes 0: ``i % n / m`` for ``m >= n``, or ``i
-    % n / m % n`` for any sizes."""
+    """Return whether a kernel reads at a batch index that a division makes 0, such as ``batch % n / rows``, if ``rows``
+    is at least ``n``, or ``batch % n / rows % n``."""
     below: dict[bytes, bytes] = {}
     divided: dict[bytes, bytes] = {}
     lost: set[bytes] = set()
@@ -198,7 +200,8 @@ _VARYING = re.compile(rb"(__v\d+) = \(__myln_int32\)reinterpret_cast<__myln_int6
 
 
 def find_misplaced_registers(plan: Plan, sources: KernelOffsets) -> tuple[str, ...]:
-    """Return the reduction kernels that read registers of threads that did not set them (`broadcast-in-reductions`)."""
+    """Return the names of the reduction kernels that read registers of threads that did not set them
+    (`broadcast-in-reductions`). ``sources``: from `find_kernel_offsets`."""
     found = ((name, plan[start : plan.find(b"\0", start)]) for name, start in sources.items())
     names = (name.decode().removesuffix("_com") for name, source in found if _reads_unset_registers(source))
     return tuple(dict.fromkeys(names))

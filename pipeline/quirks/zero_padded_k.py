@@ -51,8 +51,7 @@ def values_at_padding(node: Node, inside: Set[str] = frozenset(), constants: Set
     """Return the values that a matmul's operand may have where TensorRT pads it with 0: 0 if it pads ``node`` itself,
     or ``f(0)`` if it pads a tensor before elementwise operators ``f`` that compute the node.
 
-    inside: the names of the network's nodes; if empty, all nodes count. constants: the names of the network's
-    constants.
+    inside: the names of the nodes in the network; empty for all nodes. constants: the names of its constants.
     """
     chain = sorted(_elementwise_chain(node, inside))
     if len(chain) > WITHIN:
