@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 Parts: TypeAlias = tuple[Tensor, ...]
+"""The float32 tensors that represent a float64 value in a `Format`."""
 
 
 class Format(enum.Enum):
-    """The representations of a float64 value as float32 tensors; CONSTANT is a float64 value known while compiling."""
+    """The ways to store a float64 value: as one or more float32 tensors, or, if it is a CONSTANT, in float64."""
 
     CONSTANT = "the value itself, known while compiling"
     SPLIT = "the coarse and the fine part of an input or a constant"
@@ -46,7 +47,7 @@ COSINE: Final = tuple(_TERMS[2::2])
 
 
 def keep_parts(x: Parts) -> Parts:
-    """Return the parts of a value unchanged: the conversion between two formats with the same tensors."""
+    """Return ``x`` unchanged: converts between formats with equal tensors, such as `Format.PARTS` to `Format.TERMS`."""
     return x
 
 
@@ -61,7 +62,8 @@ def split_single_part(single: Parts) -> Parts:
 
 
 def to_coarse_and_fine(x: Tensor) -> Parts:
-    """Split a tensor into a coarse and a fine part, which keep 32 bits of an integer and 33 bits of a float64."""
+    """Split a tensor into a sum of two: a coarse part, exact in bfloat16, and the fine rest, in float32. The sum keeps
+    32 bits of an integer and 33 bits of a float64."""
     exact = x if x.dtype == torch.float64 else x.float() if x.is_floating_point() else x.long()
     coarse = exact.to(torch.bfloat16).float()
     return coarse, (exact - coarse.to(exact.dtype)).float()
@@ -74,28 +76,29 @@ def multiply(x: Parts, y: Parts) -> Parts:
 
 
 def divide(x: Parts, divisor: Tensor) -> Parts:
-    """Return ``x / divisor`` for a float64 constant ``divisor``, as two numbers like those of `multiply`."""
+    """Return ``x / divisor``, for a float64 constant ``divisor``, as a sum of two tensors, as `multiply` does."""
     return multiply(x, to_coarse_and_fine(divisor.reciprocal()))
 
 
 def product_to_coarse_and_fine(product: Parts) -> Parts:
-    """Convert the two numbers that `multiply` returns to a coarse and a fine part."""
+    """Convert a product (a sum of two tensors, see `multiply`) to its bfloat16 rounding and the rest, in float32."""
     coarse = (product[0] + product[1]).to(torch.bfloat16).float()
     return coarse, (product[0] - coarse) + product[1]
 
 
 def sum_to_single_part(parts: Parts) -> Parts:
-    """Return the sum of the two parts of a value, rounded to float32."""
+    """Add the two tensors that represent a value, and return their float32 sum as a tuple of one."""
     return (parts[0] + parts[1],)
 
 
 def add(x: Parts, y: Parts) -> Parts:
-    """Add two values and round the sum to float32; coarse parts that nearly cancel are added exactly."""
+    """Return ``x + y`` as a tuple of one float32 tensor. Both are sums of two tensors, large and small; the large ones
+    are added first, and so exactly if they nearly cancel."""
     return ((x[0] + y[0]) + (x[1] + y[1]),)
 
 
 def subtract(x: Parts, y: Parts) -> Parts:
-    """Subtract two values and round the difference to float32."""
+    """Return ``x - y`` as a tuple of one float32 tensor; both are given as sums of two tensors, large and small."""
     return ((x[0] - y[0]) + (x[1] - y[1]),)
 
 
@@ -119,17 +122,18 @@ def product_in_turns(x: Parts, factor: Tensor) -> Parts:
 
 
 def quotient_in_turns(x: Parts, divisor: Tensor) -> Parts:
-    """Return the angle ``x / divisor`` (radians, a float64 constant ``divisor``) in turns, without whole turns."""
+    """Convert the angle ``x / divisor`` from radians to turns and drop whole turns, like `product_in_turns`; ``x``: a
+    coarse and a fine part. Return a multiple of ``1 / GRID`` of a turn, and the remainder."""
     return product_in_turns(x, divisor.reciprocal())
 
 
 def radians_to_turns(angle: Tensor) -> Parts:
-    """Convert an angle in radians to turns, without whole turns."""
+    """Convert radians to turns without whole turns, as a sum: a multiple of ``1 / GRID``, and a small remainder."""
     return product_in_turns(to_coarse_and_fine(angle), torch.ones((), dtype=torch.float64, device=angle.device))
 
 
 def radians_to_sine_and_cosine(angle: Tensor) -> Parts:
-    """Return the sine and cosine of an angle in radians, in the format of `reduced_sine_and_cosine`."""
+    """Return `reduced_sine_and_cosine` of an angle in radians: (sine, cosine, number of quarter turns taken off)."""
     return reduced_sine_and_cosine(radians_to_turns(angle))
 
 
@@ -145,7 +149,8 @@ def _stack_broadcast(tensors: list[Tensor], rank: int) -> Tensor:
 
 
 def reduced_sine_and_cosine(turns: Parts) -> Parts:
-    """Return sine and cosine of an angle minus its nearest quarter turn, and that quarter's number, from -2 to 2."""
+    """Return (sine, cosine, quarters) of an angle minus its nearest number of quarter turns; ``quarters``: that number,
+    from -2 to 2. ``turns``: the angle in turns, as a sum of two tensors."""
     coarse = turns[0] - turns[0].round()
     quarters = (coarse * 4).round()
     coarse = coarse - quarters * 0.25
@@ -162,7 +167,7 @@ def sine_from_reduced(reduced: Parts) -> Parts:
 
 
 def cosine_from_reduced(reduced: Parts) -> Parts:
-    """Return the cosine of an angle from the results of `reduced_sine_and_cosine`."""
+    """Return the cosine of an angle. ``reduced``: (sine, cosine, quarters), from `reduced_sine_and_cosine`."""
     odd, even, quarters = reduced
     return (_rotate_by_quarters(even, odd, quarters, (quarters > 0.5) | (quarters < -1.5)),)
 

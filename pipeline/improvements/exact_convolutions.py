@@ -39,11 +39,11 @@ last around its convolutions and channels first around matmuls, and each change 
 def exact_convolutions(rewriting: Rewriting) -> None:
     """Replace float16 convolutions by a matmul of weights with windows of the image, or with pixels for 1 x 1 kernels.
 
-    TensorRT-RTX accumulates float16 convolutions in float16 (quirk ``convolution-sums``). By default the pass replaces
-    convolutions whose sums have many terms, with many output channels and few pixels; the matmuls, measured alone,
-    took 0.7 to 1.5 times as long on an H200 (docs/notes/2026-11-29-real-sizes.md). Other convolutions with many terms
-    and few pixels run in float32. ``use_fp32_acc=True`` replaces all convolutions, by float32 convolutions if the
-    windows would need too much memory; ``use_fp32_acc=False`` replaces none.
+    TensorRT-RTX accumulates float16 convolutions in float16 (quirk ``convolution-sums``). By default only sums of many
+    terms are replaced: by matmuls if the convolution has many output channels and its windows need little memory, else
+    by float32 convolutions if it has few pixels. The matmuls, measured alone, took 0.7 to 1.5 times as long on an H200
+    (docs/notes/2026-11-29-real-sizes.md). ``use_fp32_acc=True`` replaces all convolutions, by float32 convolutions if
+    the windows would need too much memory; ``use_fp32_acc=False`` replaces none.
     """
     settings = rewriting.program.settings
     if settings.use_fp32_acc is False or not is_avoided("convolution-sums"):
@@ -132,8 +132,8 @@ def _match_convolution(rewriting: Rewriting, node: Node) -> Convolution | None:
 
 
 def _use_window_matmul(create: CallBuilder, convolution: Convolution) -> bool:
-    """Replace a convolution by a matmul of windows [N, …, terms] and weights [maps, terms] (see `Convolution`); return
-    whether it was replaced."""
+    """Replace a convolution by a matmul of windows [N, …, terms], the inputs that each output pixel sums, and weights
+    [output channels, terms]. Return False, and change nothing, if a converter does not accept the new calls."""
     x, weight, bias = convolution.node.args[:3]
     rank = len(convolution.kernel)
     last = (0, *range(2, rank + 2), 1)
@@ -174,8 +174,9 @@ def _slice_windows(create: CallBuilder, convolution: Convolution, image: Node) -
 
 
 def _use_pixel_matmul(create: CallBuilder, convolution: Convolution, bias_in_sums: bool) -> bool:
-    """Replace a convolution by a matmul of weights [maps, channels] and pixels [N, channels, …]. ``bias_in_sums``: the
-    bias is a term of the sums, which costs a copy of the pixels; else the bias is added to the rounded sums."""
+    """Replace a 1 x 1 convolution by a matmul of weights [output channels, channels] and pixels [N, channels, …];
+    return whether converters accept it. ``bias_in_sums``: add the bias in the float32 sums, although this copies the
+    pixels; else add it to the sums after they are rounded to float16."""
     x: Argument = convolution.node.args[0]
     weight, bias = convolution.node.args[1:3]
     rank, maps = len(convolution.kernel), convolution.maps
@@ -192,7 +193,7 @@ def _use_pixel_matmul(create: CallBuilder, convolution: Convolution, bias_in_sum
 
 
 def _append_bias_column(create: CallBuilder, matrix: Node, bias: Argument) -> Node:
-    """Append the bias to the weight matrix as a column that is multiplied by 1; zero columns pad the matrix."""
+    """Append to the weights the bias and 7 columns of zeros; the caller appends 8 ones to the inputs (`ALIGNED`)."""
     column = create(aten.reshape.default, bias, [matrix.meta["val"].shape[0], 1])
     padded = create(aten.constant_pad_nd.default, column, [0, ALIGNED - 1], 0.0)
     return create(aten.cat.default, [matrix, padded], 1)
@@ -201,7 +202,7 @@ def _append_bias_column(create: CallBuilder, matrix: Node, bias: Argument) -> No
 def _replace_by_float32_convolution(create: CallBuilder) -> None:
     """Replace a float16 convolution by a float32 convolution between casts.
 
-    A maximum of the flattened result with itself keeps later layers out of the kernel (quirk ``rounded-convolutions``).
+    ``maximum(x, x)`` of the flattened result keeps later layers out of its kernel (quirk ``rounded-convolutions``).
     """
     x, weight, bias, *options = create.node.args
     wide = [each if each is None else create.cast(each, torch.float32) for each in (x, weight, bias)]  # type: ignore[arg-type]

@@ -49,8 +49,9 @@ BLOCKED = -1e4
 class Scores:
     """Attention scores, the input of a softmax: the matmul of query and key, times a scale, with masks.
 
-    ``allowed``: boolean masks, each with a flag: whether its True elements are the unmasked positions. ``finite``:
-    masked positions are filled with a large negative number, so that a completely masked row averages all values.
+    ``added``: floating-point masks. ``allowed``: boolean masks, each with a flag: True if the mask is True where keys
+    are visible, False if where they are hidden. ``finite``: whether hidden scores are a large negative number, not
+    minus infinity, so that a row whose keys are all hidden averages all values.
     """
 
     query: Node
@@ -113,7 +114,8 @@ def _is_only_reader_of_chain(last: object, first: Node, reader: Node) -> bool:
 
 
 def _match_scores(rewriting: Rewriting, node: object, reader: Node) -> Steps[Scores | None]:
-    """Match a node as attention scores that only ``reader`` reads; return None if it does not match."""
+    """Match a node as attention scores (query @ key, scaled and masked) that only ``reader`` reads. A generator:
+    `evaluate_recursively` returns its `Scores`, or None if the node does not match."""
     if not isinstance(node, Node) or only_reader(node) is not reader:
         return None
     if node.target in PRODUCTS:
@@ -142,7 +144,7 @@ def _match_scaled_scores(rewriting: Rewriting, node: Node) -> Steps[Scores | Non
 
 
 def _match_added_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    """Match scores plus a floating-point mask; return None if ``node``, an addition, adds something else."""
+    """Match scores plus a floating-point mask. A generator: `evaluate_recursively` returns its `Scores` or None."""
     for inner, mask in both_orders(node):
         if not isinstance(mask, Node) or dtype_of(mask) not in FLOATS:
             continue
@@ -153,7 +155,8 @@ def _match_added_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
 
 
 def _match_where_mask(rewriting: Rewriting, node: Node) -> Steps[Scores | None]:
-    """Match scores masked by ``where`` or ``masked_fill``: a condition selects a large negative number."""
+    """Match scores that ``where`` or ``masked_fill`` replaces by a large negative number where a mask says so. A
+    generator: `evaluate_recursively` returns its `Scores` or None."""
     allows = False
     if node.target is aten.masked_fill.Scalar or node.target is aten.masked_fill.Tensor:
         inner, condition, filled = node.args[:3]

@@ -17,7 +17,7 @@ POSITIONS = (aten.where.default, aten.nonzero_numpy.default)
 def index_by_masks(rewriting: Rewriting) -> None:
     """Replace `x[torch.where(mask)] = 0` by `x[mask] = 0`.
 
-    The number of positions is data-dependent, and TensorRT-RTX has no layer that computes the positions.
+    Only the first computes the positions, whose number is data-dependent; TensorRT-RTX has no layer for that.
     """
     for node in rewriting.nodes(aten.index_put.default):
         mask = _mask_of_coordinates(argument(node, "self"), argument(node, "indices"))

@@ -40,7 +40,7 @@ from pipeline.shapes.environment import bounds, shape_of
 
 @frozen
 class Projection:
-    """The linear layer that follows an attention: its result [B, Q, N], and its bias, the result for zero rows."""
+    """The linear layer after an attention: its result [B, Q, channels], and its bias, its result for inputs of 0."""
 
     node: Node
     bias: Node | None
@@ -48,8 +48,8 @@ class Projection:
 
 @frozen
 class OpenedMask:
-    """A mask in which each completely masked row was unmasked. ``alive`` [B, H, Q, 1] and ``rows`` [B, Q, 1] are True
-    for the rows that were not completely masked before, and so are unchanged."""
+    """A mask after its completely masked rows were unmasked. ``alive`` [B, H, Q, 1] is True for all other rows, which
+    are unchanged; ``rows`` [B, Q, 1] is the same without dim H, to select rows of the linear layer that follows."""
 
     mask: Node
     alive: Node
@@ -58,8 +58,8 @@ class OpenedMask:
 
 @improvement(after="update_by_masks")
 def masked_rows(rewriting: Rewriting) -> None:
-    """Return 0 for completely masked rows of attentions, as eager does, at the least cost: set the values to 0 if a
-    whole batch is masked, else replace the result of the linear layer that follows by its bias."""
+    """Return 0 for completely masked rows of attentions, as eager does, at the least cost: set the values to 0 if the
+    mask is the same for all queries; else set rows of the following linear layer's result to its bias."""
     opened: dict[Node, OpenedMask | None] = {}
 
     def open_once(mask: Node, before: Node) -> OpenedMask | None:
@@ -89,9 +89,9 @@ def masked_rows(rewriting: Rewriting) -> None:
 
 
 def _has_one_query(rewriting: Rewriting, attention: Node) -> bool:
-    """Return whether an attention has a single query in some profile; its result is then smaller than its values.
-    TensorRT-RTX 1.4 crashes in the build for one query and batch size 1, if one boolean tensor selects elements of both
-    the mask and the values."""
+    """Return whether an attention has a single query in some profile. The pass does not set its values to 0: they are
+    larger than its result, and TensorRT-RTX 1.4 crashes in the build for one query and batch size 1, if one boolean
+    tensor selects elements of both the mask and the values."""
     shapes = rewriting.program.shapes
     length = shape_of(attention.meta["val"])[-2]
     ranges = [bounds(length, {**shapes, **profile}) for profile in (*rewriting.program.profiles, {})]
@@ -113,7 +113,8 @@ def _mask_shared_by_queries(rewriting: Rewriting, mask: object) -> Node | None:
 
 
 def _zero_masked_values(rewriting: Rewriting, attention: Node, opened_mask: OpenedMask) -> None:
-    """Set the values that an attention reads to 0 in the batches whose keys are all masked."""
+    """Set the values of an attention to 0 in batches whose keys are all masked, so that the result is 0 there; and use
+    ``opened_mask``, which unmasks these keys, so that the softmax is not NaN."""
     create, value = rewriting.before(attention), attention.args[2]
     zero = create(aten.full.default, [], 0.0, dtype=dtype_of(attention))
     values = create(aten.where.self, opened_mask.alive, value, zero)
@@ -123,7 +124,8 @@ def _zero_masked_values(rewriting: Rewriting, attention: Node, opened_mask: Open
 
 
 def _match_projection_of_attention(node: Node) -> Projection | None:
-    """Match the linear layer that alone reads an attention [B, H, Q, D], reshaped to [B, Q, H · D]; else None."""
+    """Return the linear layer that reads the result [B, H, Q, D] of the attention ``node``, reshaped to [B, Q, H · D];
+    None if there is none, or if anything else reads the attention."""
     if rank_of(node) != 4:
         return None
     batch, heads, length, width = shape_of(node.meta["val"])
@@ -160,7 +162,8 @@ def _match_linear(node: Node, x: Node, leading_dims: tuple[object, object]) -> P
 
 
 def _unmask_fully_masked_rows(rewriting: Rewriting, mask: Node, before: Node) -> OpenedMask | None:
-    """Create a mask without completely masked rows: unmask all their keys. None if no converter accepts the nodes."""
+    """Create a mask in which the completely masked rows of ``mask`` are unmasked, and flags of the other rows (see
+    `OpenedMask`); the new nodes precede ``before``. None if a converter is missing."""
     create = rewriting.before(before)
     if dtype_of(mask) in FLOATS:
         alive = create(aten.any.dim, create(aten.ne.Scalar, mask, -math.inf), -1, True)
@@ -177,7 +180,7 @@ def _unmask_fully_masked_rows(rewriting: Rewriting, mask: Node, before: Node) ->
 
 
 def _select_bias_in_masked_rows(rewriting: Rewriting, projection: Projection, opened: OpenedMask) -> bool:
-    """Replace the result of a linear layer by its bias in completely masked rows; return whether that was possible."""
+    """Set rows of a linear layer's result to its bias where ``opened.rows`` is False; return whether it was done."""
     node, bias = projection.node, projection.bias
     reader = min(node.users)
     if bias is None:

@@ -37,7 +37,7 @@ def merge_head_views(rewriting: Rewriting) -> None:
 
 @frozen
 class HeadSlice:
-    """A slice from ``start`` of a projection's last dim, with the reshape to [``heads``, ``width``] that reads it."""
+    """A slice of a projection's last dim, from ``start``; ``view`` reshapes it to attention heads [heads, width]."""
 
     view: Node
     start: int

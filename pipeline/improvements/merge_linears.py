@@ -39,6 +39,7 @@ def _is_mergeable(rewriting: Rewriting, node: Node) -> bool:
 
 
 def _merge_linear_layers(rewriting: Rewriting, nodes: Sequence[Node]) -> None:
+    """Replace linear layers by slices of one with concatenated weights, if converters accept all nodes."""
     create = rewriting.before(nodes[0])
     weights: list[Any] = [node.args[1] for node in nodes]
     biases = [argument(node, "bias") for node in nodes]

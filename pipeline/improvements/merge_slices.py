@@ -78,8 +78,8 @@ class _ChainPair:
                 waiting |= set(node.users)
 
     def _find_counterpart(self, node: Node, row_dim: int) -> Node | None:
-        """Return the node of the other chain that computes the same as ``node``, with its rows along the same dim
-        ``row_dim``; None if there is none."""
+        """Return the node in the other slice's chain that computes the same as ``node`` does in its chain, along the
+        same ``row_dim``; None if there is none."""
         source = next(self.pairs[n] for n in node.all_input_nodes if n in self.pairs)
         theirs = {partner: self.dims[own] for own, partner in self.pairs.items()}
         for reader in source.users:
@@ -89,8 +89,8 @@ class _ChainPair:
         return None
 
     def _result_row_dim(self, node: Node, row_dims: Mapping[Node, int]) -> int | None:
-        """Return the dim of a node's result along which row i depends only on row i of the inputs, whose row dims are
-        ``row_dims``; None if rows mix."""
+        """Return the dim of a node's result of which row i needs only row i of the inputs, along the dims that
+        ``row_dims`` has for them. None if there is no such dim."""
         if not isinstance(node.meta.get("val"), torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
             return None
         if node.target is aten.cat.default:
@@ -130,7 +130,7 @@ class _ChainPair:
 
     @property
     def pairs_read_outside(self) -> list[tuple[Node, Node]]:
-        """Return the pairs of nodes, other than the slices, that are read outside the chains."""
+        """Return the pairs (node, counterpart in the other chain), without the slices, that outside nodes read."""
         return list(filter(self.readers_outside, list(self.pairs.items())[1:]))
 
     @property

@@ -27,8 +27,8 @@ class Rule:
     """A rule of mixed precision: how the dtype in which an operator runs is chosen (``mode``), and the reason.
 
     Modes: ``"half"``: float32 inputs are cast to half precision. ``"float32"``: inputs keep the dtypes that they have
-    in the model. ``"inputs"``: the widest dtype among the inputs other than parameters. ``"said"``: the call itself
-    states its dtype (a cast), or has none.
+    in the model, usually float32. ``"inputs"``: the widest dtype among the inputs other than parameters. ``"said"``:
+    the call itself names its dtype, as a cast does, or has none.
     """
 
     mode: Mode

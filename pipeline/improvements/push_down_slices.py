@@ -40,7 +40,8 @@ ArgumentDims: TypeAlias = Mapping[int, int]
 
 
 def argument_row_dims(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return, by argument index, the dim whose row i alone determines row i along ``result_dim``; None if rows mix."""
+    """Return {argument index: dim} for the arguments of which row i along ``dim`` is enough for row i of the result
+    along ``result_dim``; other arguments are read completely. None if rows mix, as in a sum over ``result_dim``."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(v, Node) for v in node.kwargs.values()):
         return None
@@ -51,7 +52,7 @@ def argument_row_dims(node: Node, result_dim: int) -> ArgumentDims | None:
 
 
 def _row_dims_of_elementwise(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return the `argument_row_dims` of an elementwise operator, without arguments that have one row for all rows."""
+    """Return {argument index: dim} (`argument_row_dims`), without arguments that broadcast along ``result_dim``."""
     found = {}
     size = shape_of(node.meta["val"])[result_dim]
     for i, value in enumerate(node.args):
@@ -69,25 +70,26 @@ def _row_dims_of_elementwise(node: Node, result_dim: int) -> ArgumentDims | None
 
 
 def _row_dims_of_linear_or_norm(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return {0: result_dim}: a slice of the result needs that slice of argument 0. None if it needs all of it."""
+    """Return {0: result_dim} if row i of the result needs only row i of argument 0; None for the features' dims."""
     last = len(argument(node, "normalized_shape")) if node.target in NORMS else 1
     return {0: result_dim} if result_dim < rank_of(node) - last else None
 
 
 def _row_dims_of_matmul(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return the `argument_row_dims` of a matmul: {0: result_dim} if one matrix multiplies all rows; else None."""
+    """Return {0: result_dim} if row i needs only row i of argument 0, since argument 1 is one matrix; else None."""
     x, y = node.args
     plain = isinstance(x, Node) and isinstance(y, Node) and rank_of(y) == 2
     return {0: result_dim} if plain and result_dim < rank_of(node) - 1 else None
 
 
 def _row_dims_of_slice(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return the `argument_row_dims` of a slice: {0: result_dim} if it keeps all rows along this dim; else None."""
+    """Return {0: result_dim} if row i of a slice is row i of argument 0: it slices another dim, or all; else None."""
     return {0: result_dim} if argument(node, "dim") % rank_of(node) != result_dim or is_copy(node) else None
 
 
 def _row_dims_of_reshape(node: Node, result_dim: int) -> ArgumentDims | None:
-    """Return the `argument_row_dims` of a reshape: the dim of equal size, with as many elements in the dims before."""
+    """Return {0: dim} for the dim of argument 0 that a reshape keeps as ``result_dim``: its size and the product of the
+    sizes to its left are equal. None if there is none."""
     before, after = shape_of(source_of(node).meta["val"]), shape_of(node.meta["val"])
     if node.target is aten.unflatten.int:
         first = argument(node, "dim") % len(before)
@@ -188,7 +190,8 @@ def _dim_of_selected_rows(node: Node, chosen: Selection, row_dim_of: Mapping[Nod
 
 
 def _compute_selected_rows(rewriting: Rewriting, chosen: Selection, row_dim_of: Mapping[Node, int]) -> None:
-    """Compute only the selected rows of the nodes in ``row_dim_of``. Change nothing if a converter is missing."""
+    """Compute only the rows ``chosen`` of the nodes in ``row_dim_of``, along the dim that it has for each node. Change
+    nothing if no converter accepts one of the new nodes."""
     made: dict[tuple[Argument, int], Node] = {}
 
     def rows_of(value: Argument, dim: int, reader: Node) -> Node:

@@ -36,7 +36,7 @@ SMALL = 1 << 22
 
 
 class Rewriting:
-    """A copy of a program's graph that passes change; the method ``changed_program`` returns the changed program."""
+    """A copy of a program's graph, for passes to change; ``changed_program`` returns the changed program."""
 
     def __init__(self, program: Program, registry: ConverterRegistry) -> None:
         self.program = program
@@ -49,8 +49,8 @@ class Rewriting:
         self._constant: dict[tuple[Argument, ...], bool] = {}
 
     def run_keeping_users_calls(self, improvement: Improvement) -> None:
-        """Apply a pass without changing calls that a user's converter of HIGH priority may accept: their targets are
-        hidden in `partial`, so that the pass does not recognise them. Undo the pass if it makes such a call unused."""
+        """Apply a pass, but not to calls that a user's converter of HIGH priority may accept: meanwhile their target is
+        ``partial(target)``, which passes do not recognise. Undo the pass if it leaves such a call without readers."""
         if not self.claims.high_priority:
             return self._run(improvement)
         for node in self.graph.nodes:
@@ -75,7 +75,7 @@ class Rewriting:
             self.erase_unread()
 
     def _names_of_read_user_calls(self) -> list[str]:
-        """Return the names of the calls that are hidden for a user's converter, and whose results are read."""
+        """Return the names of the calls that passes must not change (targets are `partial`) and that nodes read."""
         return [node.name for node in self.graph.nodes if isinstance(node.target, partial) and node.users]
 
     def nodes(self, *targets: object) -> Iterator[Node]:
@@ -152,7 +152,7 @@ class Rewriting:
         return graphs.evaluate_recursively(self._is_constant, node, known_results=self._constant)
 
     def _is_constant(self, node: object) -> graphs.Steps[bool]:
-        """Compute `is_constant`, as a generator that yields what `evaluate_recursively` evaluates first."""
+        """Return, through `evaluate_recursively`, whether a node depends only on the model's tensors."""
         if not isinstance(node, Node):
             return True
         if node.op == "placeholder":
@@ -222,8 +222,8 @@ class CallBuilder(list[Node]):
         return all(map(self.rewriting.accepted, self))
 
     def replace(self, new: Node) -> bool:
-        """Replace the original node by ``new`` if converters accept all new calls and the types are equal. Erase unread
-        calls; return whether the node was replaced."""
+        """Replace the node before which calls were added by ``new``, if converters accept all new calls and if dtypes
+        and shapes are equal. Erase unread calls; return whether the node was replaced."""
         done = self.accepted and self.rewriting.replace(self.node, new)
         self.erase_unread()
         return done

@@ -24,8 +24,8 @@ VIEWS = (Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES)
 def round_before_views(rewriting: Rewriting) -> None:
     """Move a cast from float32 to bfloat16 before the views that precede it. The results are equal.
 
-    RTX 1.4 rounds in the kernel of the matmul or convolution, and moves elements afterwards. The layers that avoid a
-    bug of such kernels (a barrier) must directly follow the cast (`impl.base.cast`).
+    RTX 1.4 rounds in the kernel of the matmul or convolution, and moves elements afterwards. To avoid a bug in this
+    rounding, `impl.base.cast` adds a layer directly after the cast, and so before the views.
     """
     if not is_avoided("halves-behind-matmuls"):
         return
@@ -47,6 +47,7 @@ def _views_ending_at(node: Node) -> list[Node]:
 
 
 def _cast_before_views(create: CallBuilder, views: list[Node]) -> None:
+    """Replace a chain of views and the builder's node, a cast of it, by the cast and then the views."""
     new = source_of(views[0])
     for moved in (create.node, *views):
         new = create(moved.target, new, *moved.args[1:], **moved.kwargs)

@@ -43,7 +43,7 @@ OR = (aten.logical_or.default, aten.bitwise_or.Tensor)
 @improvement(after="fuse_attention")
 def simplify_masks(rewriting: Rewriting) -> None:
     """Remove masks that hide nothing; replace masks that hide later positions by ``is_causal``; and mark masks that
-    leave a key unmasked in every row by the operator ``pipeline.open_mask``, which returns its input."""
+    leave a key unmasked in every row by ``pipeline.open_mask(mask)``, so that converters need not handle other rows."""
     shown: dict[Node, Node] = {}
     for node in rewriting.nodes(SDPA):
         mask = argument(node, "attn_mask")
@@ -77,8 +77,8 @@ def uniform_value(rewriting: Rewriting, node: object) -> float | None:
 
 
 def unmasks_every_row(mask: Any) -> bool:
-    """Return whether the operators that compute a mask prove that each row has an unmasked key: they exclude minus
-    infinity, or unmask the completely masked rows of another mask."""
+    """Return whether the call that computes a mask proves that each row has an unmasked key: ``clamp`` excludes minus
+    infinity, or the call unmasks completely masked rows, as ``mask | ~mask.any(-1, keepdim=True)`` does."""
     while isinstance(mask, Node) and mask.target is aten.expand.default:
         mask = mask.args[0]
     if not isinstance(mask, Node):
@@ -138,7 +138,7 @@ def _element_bounds(rewriting: Rewriting, node: object) -> Steps[Bounds | None]:
 
 
 def _bounds_before_rounding(rewriting: Rewriting, node: Node) -> Steps[Bounds | None]:
-    """Return bounds of a node's elements, before they are rounded to its dtype; None if unknown."""
+    """Compute `_element_bounds`, through `evaluate_recursively`, but do not round the bounds to the node's dtype."""
     args: Argument = node.args
     if node.target is aten.arange.default:
         return 0.0, math.inf
@@ -220,7 +220,7 @@ class Range:
 
 
 def _match_range(rewriting: Rewriting, node: object) -> Steps[Range | None]:
-    """Match a tensor as a range that counts up by 1 along one dim; return None if it is not one."""
+    """Return, through `evaluate_recursively`, the `Range` of a tensor such as ``arange(n) + 2``; None for others."""
     if not isinstance(node, Node):
         return None
     node = copy_source(node)

@@ -59,7 +59,7 @@ def split_doubles(rewriting: Rewriting) -> None:
 
 
 class _Float64Values:
-    """The float64 values of a graph, and the recipes for computing each value in a `Format`."""
+    """The float64 values of a graph; ``recipes``: how to compute each as float32 tensors, by their `Format`."""
 
     def __init__(self, rewriting: Rewriting) -> None:
         self.rewriting = rewriting
@@ -77,7 +77,8 @@ class _Float64Values:
                 yield node
 
     def create_parts(self, supported_casts: list[Node]) -> bool:
-        """Create the nodes that the casts need, in each required format. Return whether all could be created."""
+        """Create the float32 nodes that represent the float64 inputs of these casts, and all values from which the
+        inputs are computed. Return False if a trace fails."""
         needed: dict[Argument, set[Format]] = {}
         for cast in supported_casts:
             needed.setdefault(cast.args[0], set()).add(Format.SUM)
@@ -96,7 +97,7 @@ class _Float64Values:
         return None not in self.created.values()
 
     def replace_casts(self, supported_casts: list[Node]) -> None:
-        """Replace the casts by the new nodes, and read sizes from these instead of from float64 values."""
+        """Replace the casts by the nodes of `create_parts`; read sizes of float64 values from these nodes."""
         for (node, form), parts in self.created.items():
             for user in list(node.users) if isinstance(form, Format) else ():
                 if user.target is aten.sym_size.int:
@@ -110,7 +111,7 @@ class _Float64Values:
             self.rewriting.replace(cast, value)
 
     def _record_recipes(self, node: Node) -> None:
-        """Record how to compute a node in each possible format, from its arguments or from another format of it."""
+        """Record how to compute a node as float32 tensors, from its arguments or from another `Format` of itself."""
         found = {form: way for form, way in self._recipes(node) if all(its in self._formats_of(x) for x, its in way[0])}
         if rank_of(node) > MAX_RANK:
             found.pop(Format.TURNS, None)
@@ -129,7 +130,8 @@ class _Float64Values:
         return (Format.CONSTANT, *doubles.GIVEN) if constant else tuple(self.recipes.get(value, ()))
 
     def _recipes(self, node: Node) -> Iterator[tuple[Format, Recipe]]:
-        """Yield (format, recipe) for a node; a recipe needs arguments in certain formats, which may be unavailable."""
+        """Yield (format, recipe) for each way to compute a float64 node as float32 tensors (see `Format`, `Recipe`). A
+        recipe needs each argument in a certain format; the caller checks whether the argument has that format."""
         x, y = (*node.args, None, None)[:2]
         if node.target is aten.mul.Tensor:
             yield Format.TERMS, ([(x, Format.PARTS), (y, Format.PARTS)], self._traced(doubles.multiply))
@@ -150,7 +152,8 @@ class _Float64Values:
                 yield form, ((), self._build_from_exact_tensor(function, dtype))
 
     def _parts_in_format(self, value: Argument, form: Format, before: Node) -> Argument:
-        """Return the tensors that represent an argument in a format; for CONSTANT, the argument itself."""
+        """Return the float32 tensors that represent an argument in the `Format` ``form``; for CONSTANT, a float64
+        tensor. New calls are added before the node ``before``."""
         if (value, form) in self.created:
             return self.created[value, form]
         if not isinstance(value, Node):
@@ -165,12 +168,12 @@ class _Float64Values:
         return self.created[key]
 
     def _traced(self, function: Build) -> Build:
-        """Return a function of (node, *parts) that traces ``function(*parts)``, and adds its calls before ``node``."""
+        """Return a function of (node, *tensors) that adds the calls of ``function(*tensors)`` before ``node``."""
         return lambda node, *parts: self.rewriting.before(node).add_traced(function, *parts)
 
     def _build_from_exact_tensor(self, convert: Build, dtype: torch.dtype) -> Build:
-        """Return a function that repeats a float64 ``full`` or ``arange`` node in ``dtype``, which represents its
-        values exactly, and converts the new tensor to a format by ``convert``."""
+        """Return a function that creates a float64 ``full`` or ``arange`` node again in ``dtype``, in which its values
+        are exact, and applies ``convert`` (see `doubles.GIVEN`) to the new tensor."""
 
         def build(node: Node) -> Argument:
             create = self.rewriting.before(node)
@@ -179,7 +182,8 @@ class _Float64Values:
         return build
 
     def _move_each_part(self, node: Node, *values: Sequence[Node]) -> tuple[Node, ...]:
-        """Apply an operator that only moves elements to each part of its arguments, and return the new parts."""
+        """Apply an operator that only moves elements, such as ``cat``, to float32 tensors in place of its float64
+        arguments; return the results. ``values``: for each argument that it moves, the tensors that represent it."""
         parts = [dict(zip(_moved_arguments(node), each, strict=True)) for each in zip(*values, strict=True)]
         if op_kind(node.target) is Kind.CASTS:
             return tuple(values[0])
@@ -189,14 +193,14 @@ class _Float64Values:
 
 
 def _moved_arguments(node: Node) -> Sequence[Argument]:
-    """Return the arguments of an operator whose elements appear in its result."""
+    """Return the tensors whose elements an operator moves: all of ``cat``, two of ``slice_scatter``, else one."""
     if node.target in JOINS:
         return node.args[0]  # type: ignore[return-value]
     return node.args[: 2 if node.target in WRITES else 1]
 
 
 def _exact_dtype(node: Node) -> torch.dtype | None:
-    """Return a dtype that represents a filled float64 tensor exactly in fewer bits or as integers; else None."""
+    """Return float32 or int64 if it holds the values of a float64 ``full`` or ``arange`` node exactly; else None."""
     if node.target in ARANGES:
         return torch.int64 if all(isinstance(x, int | Node) for x in node.args) else None
     if node.target is not aten.full.default or not isinstance(value := node.args[1], int | float):

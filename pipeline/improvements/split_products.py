@@ -32,9 +32,9 @@ def split_products(rewriting: Rewriting) -> None:
     """Split a half-precision matmul of 2 to 64 rows with a constant into a batched matmul over parts of the summed dim;
     their rounded results are added in float32.
 
-    On TensorRT-RTX 1.4 every 128 columns of such a result occupy one multiprocessor, for the whole length of the sum:
-    16 of an H200's 132 for 2,048 columns. A single row (GEMV) has other kernels, and many rows have enough blocks. Six
-    layers of a Llama-like decoder took 0.99 ms for 8 rows, and 0.73, 0.61 and 0.59 ms in 2, 4 and 8 parts.
+    On TensorRT-RTX 1.4 one multiprocessor computes 128 columns of such a result: 16 of an H200's 132 compute 2,048
+    columns, or 64 of them if the sum has 4 parts. A single row (GEMV) has other kernels, and many rows occupy the GPU
+    anyway. Six layers of a Llama-like decoder took 0.99 ms for 8 rows, and 0.73, 0.61 and 0.59 ms in 2, 4 and 8 parts.
     """
     if not is_avoided("unsplit-sums") or rewriting.program.settings.use_fp32_acc:
         return
@@ -46,8 +46,8 @@ def split_products(rewriting: Rewriting) -> None:
 
 
 def number_of_parts(rows_per_profile: Sequence[int], summed: int, columns: int) -> int:
-    """Return into how many parts (a power of two) to split a matmul [·, K] @ [K, N] so that it occupies all
-    multiprocessors at the rows that each profile is tuned for; 1 leaves the matmul unchanged."""
+    """Return into how many parts (1, 2, 4 or 8) to split the summed dim of a matmul [rows, ``summed``] @ [``summed``,
+    ``columns``], so that it occupies a GPU. ``rows_per_profile``: the rows that each profile is tuned for."""
     if not 2 <= min(rows_per_profile) <= FEW or summed < LONG or columns % 8:
         return 1
     parts = MOST if max(rows_per_profile) <= FEW else MOST_BESIDE_MANY
@@ -74,7 +74,7 @@ class Product:
 
 
 def _match_product(rewriting: Rewriting, node: Node) -> Product | None:
-    """Match a node as a half-precision matmul of rows with a constant that only this node reads; else return None."""
+    """Match a half-precision matmul ``node`` with a constant matrix that no other node reads; None for other nodes."""
     if node.target is aten.addmm.default:
         bias, x, weight = node.args[:3]
         plain = argument(node, "alpha") == argument(node, "beta") == 1
@@ -97,8 +97,8 @@ def _rows_per_profile(rewriting: Rewriting, x: Node) -> list[int]:
 
 
 def _replace_by_parts(create: CallBuilder, product: Product, parts: int) -> None:
-    """Replace a matmul by the sum of its parts, if converters accept all new nodes. The parts are added in pairs, since
-    a reduction of more than four elements would be a separate kernel."""
+    """Replace a matmul by ``parts`` matmuls of equal parts of the summed dim, if converters accept all new nodes. Their
+    results are added pair by pair, since a reduction over more than four results would be a separate kernel."""
     inner, columns = product.sizes
     x, last = product.x, rank_of(product.x) - 1
     rows = create(aten.flatten.using_ints, x, 0, last - 1) if last > 1 else x

@@ -15,8 +15,8 @@ PRODUCTS = (aten.addmm.default, aten.mm.default, aten.matmul.default)
 def transpose_weights(rewriting: Rewriting) -> None:
     """Replace a matmul with a constant ``[K, N]``, as in GPT-2, by a linear layer with weights ``[N, K]``.
 
-    TensorRT-RTX 1.4 transposes such a constant in the profile for single tokens, but not in the profile for prompts: an
-    engine with both profiles stores it twice. The weights of a linear layer are transposed in neither profile.
+    TensorRT-RTX 1.4 transposes a constant ``[K, N]`` in the profile for single tokens but not in the profile for
+    prompts, and so an engine with both profiles stores it twice. It stores weights ``[N, K]`` once, for both profiles.
     """
     for node in rewriting.nodes(*PRODUCTS) if len(rewriting.program.profiles) > 1 else ():
         *bias, x, weight = node.args
@@ -29,7 +29,7 @@ def transpose_weights(rewriting: Rewriting) -> None:
 
 
 def _adds_nothing_or_vector(node: Node, bias: Sequence[Argument]) -> bool:
-    """Return whether a matmul adds no bias, or adds a vector without a factor, as a linear layer does."""
+    """Return whether a matmul adds nothing or one unscaled vector. ``bias``: its arguments before the matrices."""
     if not bias:
         return True
     [added] = bias

@@ -65,7 +65,7 @@ class _MaskedUpdate:
         return all(map(self.can_compute_for_all_elements, value.all_input_nodes))
 
     def compute_for_all_elements(self, value: Argument) -> Argument:
-        """Create the nodes that compute a value for all elements, not only masked elements; return its node."""
+        """Return a node that computes a value such as ``f(y[mask])`` for all elements: ``f(y)``."""
         if not isinstance(value, Node) or not self.uses_mask(value):
             return value
         if value not in self._whole:
@@ -77,7 +77,7 @@ class _MaskedUpdate:
         return self._whole[value]
 
     def _is_masked_read(self, value: Argument) -> bool:
-        """Return whether a value is ``y[mask]``, with this write's mask and a ``y`` of the written tensor's rank."""
+        """Return whether a value is ``y[mask]``, where the write is ``x[mask] = …`` and ``y`` has the rank of ``x``."""
         if not isinstance(value, Node) or value.target is not aten.index.Tensor:
             return False
         picked, written = argument(value, "self"), argument(self.node, "self")

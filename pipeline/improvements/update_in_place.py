@@ -32,7 +32,8 @@ SMALL = 1 << 16
 
 @frozen
 class BufferWrite:
-    """A buffer, the node of its new value, and the node that writes rows to the buffer or to its first batches."""
+    """A write of rows to a buffer. ``whole``: the buffer's new value. ``written``: the node that writes, ``whole``
+    itself or, for a write to ``buffer[:n]``, an input of it."""
 
     placeholder: Node
     whole: Node
@@ -79,7 +80,8 @@ def update_in_place(rewriting: Rewriting) -> None:
 
 
 def _match_buffer_write(placeholder: Node, new_value: Node) -> BufferWrite | None:
-    """Match a write to a buffer whose old value nothing else reads; None if engines cannot run it in place."""
+    """Match the write that computes a buffer's new value. None if another node reads the buffer's old value, or if the
+    write changes neither the buffer itself nor just its first batches, ``buffer[:n]``."""
     value = placeholder.meta["val"]
     if new_value.op == "placeholder" or not value.numel():
         return None
@@ -95,14 +97,14 @@ def _match_buffer_write(placeholder: Node, new_value: Node) -> BufferWrite | Non
 
 
 def _is_read_only_to_be_overwritten(view: Node) -> bool:
-    """Return whether a slice is read only by copies that overwrite it, so that only its shape matters."""
+    """Return whether only copies that overwrite a slice, ``slice.copy_(x)``, take it: they use its shape alone."""
     return view.target is aten.slice.Tensor and all(
         user.target is aten.copy.default and user.args[0] is view for user in view.users
     )
 
 
 def _replaces_only_first_batches(placeholder: Node, value: Node) -> bool:
-    """Return whether a buffer's new value replaces only its first batches, and only these batches are read."""
+    """Return whether a buffer's new value differs in ``buffer[:n]`` alone, and its readers take only ``buffer[:n]``."""
     if value.target is not aten.slice_scatter.default or value.args[0] is not placeholder:
         return False
     first = argument(value, "dim") == 0 and argument(value, "start") in (None, 0) and argument(value, "step") == 1
@@ -117,8 +119,8 @@ def _is_slice_that_was_written(view: Node, write: Node) -> bool:
 
 
 def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, out_index: int) -> tuple[Node, PositionCheck] | None:
-    """Replace the write of output ``out_index`` by an in-place update. Return the placeholder of the updated cache and
-    the condition to check at run time; None if the write stays."""
+    """Replace the write that computes output ``out_index`` of the program, a buffer, by an in-place update. Return the
+    placeholder of the updated cache and the condition to check at run time; None if nothing was replaced."""
     can = CAPABILITIES.kv_cache_update and buffer.placeholder.meta["val"].dtype in DTYPES
     write = match_write(rewriting, buffer.written) if can else None
     if write is None:
@@ -141,8 +143,8 @@ def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, out_index: int)
 
 
 def _write_in_pytorch(rewriting: Rewriting, buffer: BufferWrite, out_index: int) -> None:
-    """Let PyTorch write rows to a buffer by index. Change nothing if the buffer is small or
-    ``require_full_compilation`` is True: then an engine writes, and copies the whole buffer."""
+    """Let PyTorch write rows to the buffer that is output ``out_index`` of the program. Do nothing for few bytes
+    (`SMALL`) or ``require_full_compilation``: then an engine writes, and copies the whole buffer."""
     value = buffer.placeholder.meta["val"]
     if rewriting.program.settings.require_full_compilation or buffer.written is not buffer.whole:
         return
@@ -154,7 +156,7 @@ def _write_in_pytorch(rewriting: Rewriting, buffer: BufferWrite, out_index: int)
 
 
 def _cache_shape(shape: tuple[Expr, ...], row_dim: int) -> tuple[Expr, ...]:
-    """Reshape a shape to [B, N, S, D], where S is the size of ``row_dim``."""
+    """Return a shape as [B, N, S, D]: S is the size of ``row_dim``; N and D are products of the sizes around it."""
     if len(shape) == 4 and row_dim == 2:
         return shape
     batch = shape[0] if row_dim else 1
@@ -170,7 +172,7 @@ def _reshape(rewriting: Rewriting, node: Node, shape: tuple[Expr, ...], before: 
 
 
 def _add_cache_placeholder(rewriting: Rewriting, buffer: BufferWrite, shape: tuple[Expr, ...]) -> Node:
-    """Add a placeholder of the given shape that is a view of the buffer's memory from its start."""
+    """Return a new placeholder of this shape for the memory of the buffer or its first batches, or the buffer's own."""
     source = buffer.placeholder if buffer.written is buffer.whole else buffer.written.args[0]
     value = source.meta["val"]  # type: ignore[union-attr]
     if buffer.written is buffer.whole and shape_of(value) == shape:
@@ -186,7 +188,8 @@ def _add_cache_placeholder(rewriting: Rewriting, buffer: BufferWrite, shape: tup
 
 
 def _replace_written(rewriting: Rewriting, buffer: BufferWrite, update: Node, new_value: Node, out_index: int) -> None:
-    """Replace the written value by ``new_value`` in all readers; the update becomes the output ``out_index``."""
+    """Replace the written value by ``new_value`` for all readers; ``update`` becomes the program's output
+    ``out_index``."""
     output = rewriting.graph.output_node()
     returned = list(results_of(rewriting.graph))
     returned[out_index] = update
@@ -199,7 +202,7 @@ def _replace_written(rewriting: Rewriting, buffer: BufferWrite, update: Node, ne
 
 
 def _erase_unread_placeholder(rewriting: Rewriting, placeholder: Node) -> None:
-    """Erase a placeholder of which only the shape is read, by slices and copies without readers."""
+    """Erase a placeholder, with the slices that read it and the copies that read these; nothing else reads them."""
     for view in list(placeholder.users):
         for copy in list(view.users):
             rewriting.erase(copy)
@@ -208,7 +211,7 @@ def _erase_unread_placeholder(rewriting: Rewriting, placeholder: Node) -> None:
 
 
 def _unique_checks(rewriting: Rewriting, checks: list[PositionCheck]) -> list[PositionCheck]:
-    """Return the checks without duplicates: those whose positions are computed alike, for equal lengths and sizes."""
+    """Return the checks, without those that equal another one in how positions are computed, in length and in size."""
     first, known = dict[str, Node](), dict[Node, Node]()
     for node in rewriting.graph.nodes:
         given = map_arg((node.args, dict(node.kwargs)), known.__getitem__)

@@ -27,7 +27,7 @@ PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
 
 
 def first_position_of_rows(rewriting: Rewriting, index: Node) -> Start | None:
-    """Return the first element of each row of an index, if the graph shows that the rows count up by 1; else None."""
+    """Return ``start`` if each row of an index provably is ``start + arange(n)``, or one element; else None."""
     shape = shape_of(index.meta["val"])
     if not shape or shape[-1] == 1:
         return index
@@ -67,7 +67,7 @@ def _start_of_counting_constant(rewriting: Rewriting, node: Node) -> Start | Non
 
 
 def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
-    """Return ``offset`` if a node is ``arange + offset``, where ``arange`` counts up by 1 from 0; else None."""
+    """Return, through `evaluate_recursively`, ``offset`` if a node is ``arange(n) + offset``; else None."""
     if argument(node, "alpha") != 1 or dtype_of(node) not in INTS:
         return None
     for counting, other in both_orders(node):
@@ -80,14 +80,14 @@ def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:
 
 
 def _can_be_start(value: Any) -> bool:
-    """Return whether a value can be the first position of each row: a number, or a tensor with one element per row."""
+    """Return whether a value can be ``start`` in ``start + arange(n)``: a number, or a tensor [] or [..., 1]."""
     if dtype_of(value) is None:
         return isinstance(value, Node) or type(value) is int
     return shape_of(value.meta["val"])[-1:] in ((), (1,))
 
 
 def _reshapes_one_row(node: Node) -> bool:
-    """Return whether a node reshapes its input, a single row of positions, to other leading dims."""
+    """Return whether a node only adds or removes dims of size 1 before the last dim, as from [1, L] to [L]."""
     source = node.args[0]
     if not isinstance(source, Node) or not rank_of(source) or not rank_of(node):
         return False
@@ -97,8 +97,8 @@ def _reshapes_one_row(node: Node) -> bool:
 
 @frozen
 class Write:
-    """A write of rows along ``dim``. ``update`` has the shape of the written tensor, except for its size along ``dim``.
-    ``starts``, the first positions, is [1], or [B] if each index of dim 0 has its own."""
+    """A write of rows to a tensor along ``dim``. ``update``: the rows, in the tensor's shape except for the size of
+    ``dim``. ``starts``: the position of the first row: [1], or [B] if it differs by index of dim 0."""
 
     dim: int
     starts: Node
@@ -143,7 +143,7 @@ def _match_single_index(node: Node) -> tuple[int, Node, Node] | None:
 
 
 def _match_index_put(node: Node) -> tuple[dict[int, Node], Node]:
-    """Match an ``index_put`` without accumulation: return the index of each dim, and the values; {} for other nodes."""
+    """Return ({dim: index}, values) of an ``index_put`` without accumulation; for other nodes, {} and any node."""
     if node.target not in PUTS:
         return {}, node
     _, indices, values, accumulate = bind(node.target, node.args, node.kwargs)
@@ -168,7 +168,8 @@ def _match_slice_write(rewriting: Rewriting, node: Node) -> Write | None:
 
 
 def _skip_views_and_expansions(source: Node, dim: int, length: Expr) -> Node:
-    """Return the value that is copied to a slice, without the views and expansions to the slice's size."""
+    """Return the rows that a slice write copies from ``source``: the node before copies, expansions and views, as long
+    as it has ``length`` rows along ``dim`` and the other sizes of ``source``."""
     while True:
         inner = source.args[1] if source.target is aten.copy.default else source.args[0] if source.args else None
         known = source.target in (aten.copy.default, aten.expand.default, aten.view.default)
@@ -241,7 +242,7 @@ def _selects_every_batch(rewriting: Rewriting, index: Node, batch_size: Expr) ->
 
 
 def _nonnegative_start(rewriting: Rewriting, start: Start, index: Node, dim: int, write: Node) -> Node:
-    """Return start positions; if they are the ``index`` itself, the size of ``dim`` is added to negative positions."""
+    """Return ``start`` as a vector; if it is the write's own ``index``, resolve negative positions in ``dim``."""
     starts = _start_as_vector(rewriting, start, write)
     if start is not index:
         return starts

@@ -124,7 +124,7 @@ class _SegmentAssembler:
         return sorted(inside, key=self.position.__getitem__)
 
     def _add_output_nodes(self) -> None:
-        """Add copied nodes that only the program's outputs read to the last engine, since no other segment has them."""
+        """Put nodes that no segment has, since only outputs read them, such as an ``arange``, into the last engine."""
         housed = {n for part in self.parts for n in part.nodes}
         rest = [n.name for n in self.position if n in self.copied and n not in housed]
         if not rest:
@@ -222,6 +222,7 @@ class _SegmentAssembler:
         return self.ports[node]
 
     def _fallbacks(self) -> Iterator[Fallback]:
+        """Yield a `Fallback`, with the reason, for each operator that is in no engine."""
         engines = {n for part in self.parts if part.kind == "engine" for n in part.nodes}
         for node in self.position:
             if is_operator(node) and node not in engines:
@@ -264,6 +265,6 @@ def _is_tensor_or_size(node: Node) -> bool:
 
 
 def _readable_symbols(ports: Iterable[Port]) -> frozenset[str]:
-    """Return the symbols that can be read from these inputs or outputs, since a size or value equals the symbol."""
+    """Return the symbols that these inputs or outputs tell: a shape [s0, 4] tells ``s0``, but [2 * s0, 4] does not."""
     sizes = [d for p in ports for d in (p.shape if p.kind == "tensor" else (p.value,))]
     return frozenset(str(d) for d in sizes if not isinstance(d, int) and (d.is_Symbol or is_host_int(d)))

@@ -24,10 +24,10 @@ def bytes_saved_by_operator_in_torch(
     min_size: int,
     moved_before: Collection[int] = (),
 ) -> dict[int, int]:
-    """Return the cheap operators that should move from engines to PyTorch so that fewer bytes cross between segments,
-    each with the number of bytes saved by the group that moves with it.
+    """Return {operator: saved bytes} for the cheap operators to move from engines to PyTorch so that fewer bytes cross
+    between segments. Operators move in groups, and each has the bytes that its whole group saves.
 
-    An engine with at least ``min_size`` operators keeps at least ``min_size``, or loses all. ``in_torch`` and
+    An engine that has ``min_size`` operators does not shrink below that, unless it loses all. ``in_torch`` and
     ``levels``: for each unit (operators that share a segment), whether it runs in PyTorch, and its segment's number in
     the order of execution. ``moved_before``: the operators that earlier calls of this function moved to PyTorch.
     """
@@ -48,8 +48,8 @@ def bytes_saved_by_operator_in_torch(
 
 
 def _can_move_to_torch(flow: Flow, units: Units, sides: OperatorSides, i: int) -> bool:
-    """Return whether operator ``i`` may move to PyTorch: it is cheap, in an engine, not fused with others, and either
-    all its readers or all operators that it reads run in PyTorch."""
+    """Return whether operator ``i``, by its number in ``flow``, may move from an engine to PyTorch: it is cheap, alone
+    in its unit, and PyTorch runs all its readers or all operators that it reads (``sides``)."""
     if sides.in_torch[i] or not flow.is_cheap[i]:
         return False
     unit = units.unit_of[i]
@@ -59,8 +59,8 @@ def _can_move_to_torch(flow: Flow, units: Units, sides: OperatorSides, i: int) -
 
 
 def _move_best_group(flow: Flow, units: Units, sides: OperatorSides, start: int) -> tuple[int, list[int]]:
-    """Move an operator together with the movable neighbours that save most bytes; return the saved bytes and the moved
-    operators. If no move saves bytes, move nothing and return 0."""
+    """Move operator ``start`` to PyTorch with the neighbours that save the most bytes between engines and PyTorch.
+    Return (saved bytes, moved operators), or (0, []) if no move saves bytes."""
     cone, saved, best, length = [], 0, 0, 0
     for i in _movable_operators(flow, units, sides, start):
         saved -= sides.change_side(i, to_torch=True)
@@ -77,8 +77,8 @@ MAX_MOVED_TOGETHER = 32
 
 
 def _movable_operators(flow: Flow, units: Units, sides: OperatorSides, start: int) -> Iterator[int]:
-    """Yield ``start`` and then neighbours, each of which may move to PyTorch once the earlier ones have: producers if
-    PyTorch runs all readers of ``start``, else readers."""
+    """Yield ``start`` and then operators that may follow it to PyTorch; the caller moves each before it takes the next.
+    They are the producers, and their producers, if PyTorch runs all readers of ``start``; else the readers."""
     back = sides.feeds_only_torch(start)
     waiting, seen = [start], set[int]()
     while waiting and len(seen) < MAX_MOVED_TOGETHER:
@@ -91,7 +91,7 @@ def _movable_operators(flow: Flow, units: Units, sides: OperatorSides, start: in
 
 
 class OperatorSides:
-    """Where each operator runs (engine or PyTorch), and the bytes that cross; `change_side` updates both.
+    """The side on which each operator runs, engine or PyTorch; `change_side` returns the increase in crossing bytes.
 
     The program's inputs count as in an engine, so an operator that reads them and can run in an engine stays in it.
     """
@@ -112,7 +112,7 @@ class OperatorSides:
         return 0 < self.earlier[operator] == len(self.flow.before[operator])
 
     def touches_fixed(self, operator: int) -> bool:
-        """Return whether PyTorch runs a neighbour of this operator for a reason other than fewer crossing bytes."""
+        """Return whether an operator reads or feeds one that runs in PyTorch anyway, not because that saves bytes."""
         return any(self.fixed_in_torch[j] for j in (*self.flow.before[operator], *self.flow.after[operator]))
 
     def change_side(self, operator: int, *, to_torch: bool) -> int:

@@ -20,16 +20,16 @@ NumberedSegment: TypeAlias = tuple[bool, tuple[int, ...]]
 
 @frozen
 class SegmentPlan:
-    """The segments in the order in which they run, and by operator number why an operator runs in PyTorch."""
+    """The segments in the order in which they run, and {operator number: reason} for the operators in PyTorch."""
 
     groups: tuple[NumberedSegment, ...]
     reasons: Mapping[int, str]
 
 
 def choose_segments(flow: Flow, units: Units, refused: Mapping[int, str], settings: CompilationSettings) -> SegmentPlan:
-    """Move operators to PyTorch until engines are large and few enough, and no cut sends needless bytes.
+    """Move operators to PyTorch until engines are large and few enough, and no move saves bytes between segments.
 
-    refused: the operators that must run in PyTorch, each with the reason. If there are none, one engine runs all.
+    refused: the operators that must run in PyTorch, each with the reason. If ``refused`` is empty, one engine runs all.
     """
     reasons, given_up = dict(refused), set[int]()
     in_torch = [any(i in refused for i in inside) for inside in units.members]
@@ -57,7 +57,8 @@ def _reasons_of_next_moves(
     settings: CompilationSettings,
     moved_before: set[int],
 ) -> dict[int, str]:
-    """Return the operators to move to PyTorch next, each with the reason; empty if none has to move."""
+    """Return {operator: reason} for the operators to move to PyTorch next. ``levels``: the segment of each unit, by
+    number. ``moved_before``: the operators that moved to save bytes, to which this function adds."""
     least = settings.min_block_size
     if saved := bytes_saved_by_operator_in_torch(flow, units, in_torch, levels, least, moved_before):
         moved_before |= saved.keys()
@@ -67,9 +68,9 @@ def _reasons_of_next_moves(
 
 
 def _reasons_of_small_engines(counts: Mapping[int, int], min_size: int, max_engines: int | None) -> dict[int, str]:
-    """Return the engines whose operators move to PyTorch, by level (number in the order of execution), each with the
-    reason: engines with fewer than ``min_size`` operators, or else the smallest beyond ``max_engines``. ``counts``:
-    operators per engine."""
+    """Return {engine: reason} for the engines to give up: those with fewer than ``min_size`` operators, or, if there
+    are none, the smallest of more than ``max_engines``. ``counts``: {engine: number of operators}. An engine is given
+    by its level, its number in the order of execution."""
     small = {
         at: "1 operator" if count == 1 else f"{count} operators" for at, count in counts.items() if count < min_size
     }

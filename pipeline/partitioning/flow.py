@@ -95,7 +95,7 @@ def build_flow(program: Program, excluded: frozenset[Node]) -> Flow:
 def _build_values(
     program: Program, index: Mapping[Node, int], readers: Mapping[Node, Mapping[int, None]]
 ) -> tuple[Value, ...]:
-    """Return a `Value` for each node in ``readers``, with the operators that read it. ``index``: operators' numbers."""
+    """Return a `Value` for each node in ``readers``, which has its readers' numbers. ``index``: operators' numbers."""
 
     @cache
     def opt(size: Expr) -> int:
@@ -135,8 +135,8 @@ def copied_nodes(program: Program, is_supported: Callable[[Node], bool]) -> froz
 
 
 def operands(node: Node) -> Iterator[Node]:
-    """Yield the tensors and symbolic ints that a node reads. In place of a float, yield what the float is computed
-    from, since each segment that needs the float computes it again."""
+    """Yield the tensors and symbolic ints that a node reads. In place of a float, yield the tensors and ints from which
+    it is computed, since each segment computes its floats itself."""
     waiting = node.all_input_nodes[::-1]
     while waiting:
         source = waiting.pop()

@@ -16,8 +16,8 @@ from pipeline.partitioning.units import Units
 
 
 def unit_levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]:
-    """Return for each unit (operators that share a segment) its level, the segment's number in the order of execution
-    (even: PyTorch; odd: engine): the first possible level, or a later one if fewer bytes cross between segments."""
+    """Return each unit's level, its segment's number in the order of execution (even: PyTorch; odd: engine). It is the
+    lowest possible, or higher if fewer bytes then cross segments. ``in_torch``: whether each unit is in PyTorch."""
     found = [0] * len(units.members)
     for unit in units.order:
         own = in_torch[unit]
@@ -29,12 +29,12 @@ def unit_levels(flow: Flow, units: Units, in_torch: Sequence[bool]) -> list[int]
 
 
 def operators_per_engine(units: Units, in_torch: Sequence[bool], levels: Sequence[int]) -> Counter[int]:
-    """Return the number of operators in each engine, by level."""
+    """Return {level: number of operators} for the engines; a level is a segment's number in the order of execution."""
     return Counter(levels[unit] for unit in units.unit_of if not in_torch[unit])
 
 
 def _delay_unit(flow: Flow, units: Units, in_torch: Sequence[bool], levels: list[int], unit: int) -> None:
-    """Move a unit to the segment of its first reader, unless that makes more bytes cross."""
+    """Raise a unit's level to that of the first segment that reads it, unless more bytes then cross segments."""
     steps = (levels[other] - (in_torch[other] != in_torch[unit]) for other in units.after[unit])
     last = min(steps, default=levels[unit])
     if last > levels[unit]:

@@ -11,10 +11,10 @@ from pipeline.partitioning.units import Units
 
 def split_evenly(flow: Flow, units: Units, operators: Sequence[int], count: int) -> list[tuple[int, ...]]:
     """Split the operators of one engine into up to ``count`` groups of about equal size, in the order in which the
-    groups run.
+    groups run. ``units``: the operators that must stay together.
 
-    Each cut is at the position with the fewest crossing bytes that is less than half a group away from an even split;
-    of several such positions, the nearest to the even split. Patterns that TensorRT fuses are not split.
+    An even split has cuts at equal distances. Each cut moves by less than half a group, to the position at which the
+    fewest bytes cross; of several such positions, to the nearest.
     """
     own = sorted({units.unit_of[i] for i in operators}, key=lambda unit: units.members[unit][-1])
     ends = list(accumulate(len(units.members[unit]) for unit in own))
@@ -39,9 +39,9 @@ def split_by_submodule(
 
     ``submodule_of`` has each operator's submodule; an operator with None belongs to the submodule before it, or else to
     the first. ``cache_updates`` are the operators that update a cache: if a matmul reads the cache in the same engine,
-    TensorRT first copies the cache (docs/tensorrt.md, "Numbers"). Later operators of the submodule get another engine.
-    Cheap operators after the cut that rescale or cast a tensor from before the cut, such as a query, move before it: a
-    kernel that exists anyway computes them there. Patterns that TensorRT fuses are not split.
+    TensorRT first copies the cache (docs/tensorrt.md, "Numbers"). Later operators of the submodule get another engine,
+    except for cheap ones that rescale or cast a tensor from the first engine, such as a query: they stay in the first,
+    as part of the kernel that computes the tensor. ``units``: the operators that must stay together.
     """
     own = sorted({units.unit_of[i] for i in operators}, key=lambda unit: units.members[unit][-1])
     runs, current = [0], None
@@ -66,9 +66,9 @@ def split_by_submodule(
 def _units_to_move_before_cut(
     flow: Flow, units: Units, units_after_cut: Sequence[int], cache_updates: frozenset[int], before: frozenset[int]
 ) -> list[int]:
-    """Return the units (operators that are not split) after a cut that can move before it: chains of cheap operators
-    that read one tensor from before the cut, no result of a cache update, and whose result is not larger than this
-    tensor. No unit moves before a unit that it reads. ``before``: the submodule's operators before the cut."""
+    """Return the units (operators that stay together) to move from after a cut to before it: chains of cheap operators
+    whose only input is from before the cut and not a cache update, and whose result is not larger than the input. A
+    unit that also depends on other units after the cut stays. ``before``: the submodule's operators before the cut."""
     chains: dict[int | None, tuple[int, list[int]]] = {}
     found: list[int] = []
     for unit in units_after_cut:
@@ -91,8 +91,8 @@ def _units_to_move_before_cut(
 
 
 def _single_input_and_result(flow: Flow, members: Sequence[int], before: frozenset[int]) -> tuple[Value, Value] | None:
-    """Return the only value that these operators read and the only one that they produce; None unless they are cheap,
-    and the first value is read only by them and by operators before the cut."""
+    """Return (input, result) of the operators ``members`` if they are cheap, read one value and return one value, and
+    if no operator except them and those in ``before`` reads the input; else None."""
     own = {v for i in members for v in flow.produced[i]}
     read = [flow.values[v] for v in {v for i in members for v in flow.read[i]} - own]
     made = [flow.values[v] for v in own if not set(flow.values[v].readers) <= set(members)]
@@ -103,7 +103,7 @@ def _single_input_and_result(flow: Flow, members: Sequence[int], before: frozens
 
 
 def _bytes_crossing_each_cut(flow: Flow, units: Units, order: Sequence[int]) -> list[int]:
-    """Return, for each position in an order of units, the bytes that would cross a cut there."""
+    """Return, for each position in a sequence of units, the bytes that units before it pass to units from there on."""
     place = {i: at for at, unit in enumerate(order) for i in units.members[unit]}
     change = [0] * (len(order) + 1)
     for value in flow.values:

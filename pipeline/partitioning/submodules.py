@@ -34,15 +34,14 @@ Patterns = Sequence[tuple[int, ...]]
 
 
 def pattern_start_of_moved_operators(submodule_of: Sequence[str | None], patterns: Patterns) -> dict[int, int]:
-    """Return the operators that move to another submodule: those whose pattern (operators that TensorRT fuses) begins
-    in that submodule, each with the convolution or matmul at which the pattern begins. So no cut between submodules
-    splits a pattern."""
+    """Return {operator: first operator of its pattern} for each operator whose pattern (operators that TensorRT fuses)
+    begins in another submodule. The operator moves to that submodule, so no cut between submodules splits a pattern."""
     return {i: pattern[0] for pattern in patterns for i in pattern if submodule_of[i] != submodule_of[pattern[0]]}
 
 
 def submodule_runs(submodule_of: Sequence[str | None], patterns: Patterns) -> Iterator[tuple[int, ...]]:
-    """Yield sequences of consecutive operators of one submodule, and patterns outside all submodules. Nothing else
-    reads the inside of a pattern, so the whole pattern may run at the position of its last operator."""
+    """Yield the operators to keep together: consecutive operators of a submodule, or a pattern (operators that TensorRT
+    fuses) outside submodules. A pattern takes the place of its last operator: others are read only inside it."""
     ends, inside = {pattern[-1]: pattern for pattern in patterns}, {i for pattern in patterns for i in pattern[:-1]}
     steps = [ends.get(i, (i,)) for i in range(len(submodule_of)) if i not in inside]
     for key, run in groupby(steps, lambda step: submodule_of[step[0]]):
@@ -55,8 +54,8 @@ def submodule_runs(submodule_of: Sequence[str | None], patterns: Patterns) -> It
 def torch_reasons(
     flow: Flow, submodule_of: Sequence[str | None], moved: Mapping[int, int], refused: Mapping[int, str]
 ) -> dict[int, str]:
-    """Return a reason for each operator that runs in PyTorch because another operator of its submodule does. ``moved``:
-    the result of `pattern_start_of_moved_operators`."""
+    """Return {operator: reason} for operators that run in PyTorch because a ``refused`` one of their submodule does.
+    ``moved``: operators that joined another submodule (see `pattern_start_of_moved_operators`)."""
     culprits = {key: flow.nodes[i].name for i in sorted(refused, reverse=True) if (key := submodule_of[i]) is not None}
 
     def why(i: int, key: str) -> str:

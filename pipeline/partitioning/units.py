@@ -23,8 +23,8 @@ MAX_PATTERN = 16
 
 @frozen
 class Units:
-    """Groups of operators that share a segment, by number. ``order``: an order to run the groups in. ``same_side``: for
-    each unit, the units that must be on the same side (engine or PyTorch), including the unit itself."""
+    """Groups of operators that share a segment, by number. ``order``: the units in an order in which they can run.
+    ``same_side``: for each unit, itself and the units that must run in engines if it does, or in PyTorch if it does."""
 
     members: Edges
     unit_of: tuple[int, ...]
@@ -37,7 +37,8 @@ class Units:
 def build_units(flow: Flow, groups: Iterable[tuple[int, ...]], key: Callable[[int], object] = lambda i: None) -> Units:
     """Build units from groups of operators; every other operator is a unit by itself.
 
-    key: returns an operator's key. Units with equal keys are all in engines or all in PyTorch; None: independent.
+    key: returns a unit's key from an operator number. Units of one key, such as a submodule, run all in engines or all
+    in PyTorch; for None, a unit runs in either.
     """
     together = [tuple(sorted(group)) for group in groups]
     grouped = {i for group in together for i in group}
@@ -61,6 +62,7 @@ def build_units(flow: Flow, groups: Iterable[tuple[int, ...]], key: Callable[[in
 
 
 def _topological_order(before: Edges, after: Edges) -> tuple[int, ...]:
+    """Return the units in an order to run them; ``before``, ``after``: those that each one needs, and that need it."""
     missing = [len(earlier) for earlier in before]
     ready = deque(number for number, count in enumerate(missing) if not count)
     order = []
@@ -94,7 +96,8 @@ def fused_patterns(flow: Flow, is_supported: Callable[[int], bool]) -> Iterator[
 
 
 def _epilogue_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) -> tuple[int, ...]:
-    """Return a convolution or matmul with the norms and elementwise operators after it that are free to join it."""
+    """Return the operator ``start``, a matmul or convolution, and the norms and elementwise operators after it that
+    TensorRT fuses into it. ``is_free``: whether an operator, by number, may join (see `_following_groups`)."""
     found = [start]
     for step in _following_groups(flow, start, is_free):
         if not all(is_pointwise(flow.nodes[i]) or op_kind(flow.nodes[i].target) is Kind.SCALES for i in step):
@@ -104,7 +107,8 @@ def _epilogue_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) ->
 
 
 def _attention_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) -> tuple[int, ...]:
-    """Return the free operators from a matmul through a softmax to a second matmul; empty if there is no such chain."""
+    """Return the operators from the matmul ``start`` through a softmax to a second matmul; () if there is no such
+    chain, or if an operator may not join it (``is_free``, see `_following_groups`)."""
     found, normalised = [start], False
     if op_kind(flow.nodes[start].target) is not Kind.MULTIPLIES:
         return ()
@@ -123,7 +127,7 @@ def _attention_pattern(flow: Flow, start: int, is_free: Callable[[int], bool]) -
 def _following_groups(flow: Flow, start: int, is_free: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
     """Yield groups of operators after ``start``, each the only reader of the previous result. A group is one operator,
     or several elementwise operators as in ``x * sigmoid(x)``, the last of which reads the results of all others.
-    ``is_free``: whether an operator is supported and in no pattern yet."""
+    ``is_free``: whether an operator, by number, can run in an engine and is in no pattern of fused operators yet."""
     at = start
     for _ in range(MAX_PATTERN):
         readers = sorted(flow.after[at])

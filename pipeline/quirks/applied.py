@@ -22,8 +22,8 @@ _ignored: Final = ContextVar("ignored faults", default=frozenset[str]())
 
 
 class Experiment(ContextDecorator):
-    """A context manager or decorator that makes the compiler ignore some kernel bugs, or assume that TensorRT has
-    them."""
+    """A context manager or decorator for compilations that ignore some kernel bugs (`without`), or avoid bugs that the
+    installed TensorRT does not have (`assume`)."""
 
     def __init__(self, variable: ContextVar[frozenset[str]], ids: frozenset[str]) -> None:
         self._variable, self._ids = variable, ids
@@ -83,7 +83,8 @@ def _check_ids(ids: tuple[str, ...]) -> frozenset[str]:
 def find_marks(
     nodes: Iterable[torch.fx.Node], ranges: Symbols, constants: Iterable[str] = (), outputs: Iterable[str] = ()
 ) -> tuple[Mark, ...]:
-    """Return a `Mark` for each change to a segment's network that avoids a kernel bug: the node to change, and how."""
+    """Return a `Mark` for each change to a network that avoids a kernel bug: which node changes, and how. ``ranges``:
+    of the dynamic sizes. ``constants``, ``outputs``: the names of the segment's constants and outputs."""
     segment = SegmentNodes(tuple(nodes), frozenset(constants), frozenset(outputs), ranges)
     return tuple(
         Mark(quirk.id, *affected)

@@ -37,7 +37,7 @@ def find_operands_to_expand(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 
 class RegisterValues:
-    """The values of a segment that kernels may store in registers. Equal computations count as one node."""
+    """The values that reduction kernels may keep in registers (`in_registers`); equal computations are one value."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._first: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -70,8 +70,8 @@ class RegisterValues:
                 self._shifting.add(node)
 
     def in_registers(self, operand: torch.fx.Node, node: torch.fx.Node) -> bool:
-        """Return whether a kernel may keep ``operand``, which ``node`` broadcasts, in registers: a value per element,
-        or a reduction's result from which a second reduction of the same elements is computed."""
+        """Return whether a reduction kernel may keep ``operand``, which ``node`` broadcasts, in registers: one value
+        for each reduced element, or a result with which it reduces the elements again, as a mean for a variance."""
         first = self._first_equal_node(operand)
         if first in self._kept:
             return True
@@ -106,8 +106,8 @@ class RegisterValues:
         return "behind" if others else "reduced" if reduced else None
 
     def _shape_before_reduction(self, node: torch.fx.Node) -> Shape | None:
-        """Return the shape of the elements from which a value was reduced, if there is exactly one such shape; else
-        None."""
+        """Return the shape of a reduction's input for its result, or for a value computed from results: [N, C] for
+        ``x.sum(1)``. None for other values, or if there are several shapes."""
         if self._roles[node] != "reduced":
             return None
         if has_reduction(node):
@@ -116,14 +116,14 @@ class RegisterValues:
         return found.pop() if len(found) == 1 else None
 
     def _leads_to_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
-        """Return whether ``user``, a reader of a node, is a reduction, or leads to one by operators on its elements."""
+        """Return whether ``user``, a reader of ``node``, is a reduction, or leads to one elementwise or by views."""
         if has_reduction(user):
             return True
         is_in_place = keeps_positions(user) and node_shape(user) == node_shape(node)
         return user in self._read and (moves_elements(user) or is_in_place)
 
     def _leads_to_second_reduction(self, node: torch.fx.Node, user: torch.fx.Node) -> bool:
-        """Return whether ``user`` leads to a second reduction of the elements that ``node`` was reduced from."""
+        """Return whether ``user`` uses ``node``, a reduction of x, to reduce x again: ``(x - x.mean()).sum()``."""
         if not keeps_positions(user) or self._roles.get(node) != "reduced":
             return False
         return user in self._shifting or (user in self._read and node_shape(user) == self._elements[node])

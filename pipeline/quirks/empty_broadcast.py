@@ -31,8 +31,8 @@ def _tensor_shapes(node: torch.fx.Node) -> list[Shape]:
 
 
 def _leaves_unwritten(segment: SegmentNodes, shapes: Mapping[torch.fx.Node, Sequence[Shape]], size_symbol: str) -> bool:
-    """Return whether, if ``size_symbol`` is 0, an empty node reads a non-empty node from which a path of non-empty
-    nodes leads to an output. ``shapes``: of the tensors that each node returns."""
+    """Return whether the bug loses a value if ``size_symbol`` is 0: both an empty result and an output of the segment
+    depend on a tensor that is not empty. ``shapes``: of the tensors that each node returns."""
 
     def may_be_zero(size: Expr) -> bool:
         names = set() if isinstance(size, int) else {each.name for each in size.free_symbols}

@@ -42,7 +42,7 @@ def find_values_to_separate(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 
 class ExpressionSizes:
-    """The number of terms of each node's expression in a segment, and the nodes that need separate kernels."""
+    """The number of terms of each node's expression, with inlined inputs; contains the nodes for separate kernels."""
 
     def __init__(self, nodes: Iterable[torch.fx.Node]) -> None:
         self._terms: dict[torch.fx.Node, int] = {}
@@ -60,7 +60,7 @@ class ExpressionSizes:
         return node in self._apart
 
     def _expression_terms(self, node: torch.fx.Node) -> int:
-        """Return the number of terms of a node's expression, and drop the state of inputs that no later node reads."""
+        """Count the terms of a node's expression, with inlined inputs; forget the inputs that no later node reads."""
         self._terms[node] = self._count_terms(node)
         for given in node.all_input_nodes:
             if self._last[given] is node:
@@ -84,13 +84,13 @@ class ExpressionSizes:
         return within * few if (few := inlined_sum_length(node)) is not None else 1
 
     def _nodes_at_other_positions(self, operand: torch.fx.Node, node: torch.fx.Node) -> Views:
-        """Return the nodes that an elementwise ``node`` reads, through ``operand``, at positions other than its own."""
+        """Return the nodes that an elementwise ``node`` reads through ``operand`` at other indices than it computes."""
         is_place_for_place = operand in self._views and node_shape(operand) == node_shape(node)
         return self._views[operand] if is_place_for_place else frozenset((operand,))
 
 
 def inlined_sum_length(node: torch.fx.Node) -> int | None:
-    """Return the number of elements in each sum of a node, if TensorRT inlines the sums; else None."""
+    """Return how many elements a node adds up for each result, if so few that TensorRT inlines the sums; else None."""
     kind, sizes = op_kind(node.target), [shape for x in node.all_input_nodes if (shape := node_shape(x)) is not None]
     if kind in (Kind.MULTIPLIES, Kind.PROJECTS) and sizes:
         return _product_if_small(sizes[0][-1:])
@@ -107,7 +107,7 @@ def inlined_sum_length(node: torch.fx.Node) -> int | None:
 
 
 def _reduced_length_if_small(node: torch.fx.Node) -> int | None:
-    """Return the number of elements reduced over the second argument, ``dim``; None if it is above `FEW` or dynamic."""
+    """Return how many elements a node reduces over ``dim``, its second argument; None if above `FEW` or dynamic."""
     shape, dims = node_shape(node.all_input_nodes[0]), node.args[1] if len(node.args) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
     if not shape or not isinstance(dims, list) or not set(dims) <= {*range(-len(shape), len(shape))}:

@@ -25,8 +25,8 @@ MATMULS = (Kind.MULTIPLIES, Kind.PROJECTS)
 
 
 def find_small_sums(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the nodes to change: those that broadcast small sums which a reduction kernel would read, each with these
-    sums to be expanded before; and those to be computed in a separate kernel."""
+    """Yield the nodes to change, before a reduction: ``"expanded"`` for a node that broadcasts small sums, with the
+    names of these sums, which must be expanded first; and ``"apart"`` for a node that needs a separate kernel."""
     reduced, few = _inputs_of_reductions(segment.nodes), _small_sums(segment.nodes)
     for node in segment.nodes:
         if node not in reduced:
@@ -58,7 +58,7 @@ def _inputs_of_reductions(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _reads_sum_and_its_elements(node: torch.fx.Node) -> bool:
-    """Return whether an operator's expression may contain both a small sum and the elements that it sums."""
+    """Return whether the fused code of an operator, such as softmax, may read elements and a sum of a few of them."""
     if node.target is operator.getitem:
         return bool(node.args[1] == 0) and _is_small_normalization(node.all_input_nodes[0])
     kinds = (*MATMULS, Kind.NORMALIZES, Kind.SOFTENS)

@@ -66,8 +66,8 @@ def _moves_last_dim(node: torch.fx.Node) -> bool:
 
 
 def find_scaled_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the matmuls whose kernels may include a multiplication and be confused with another matmul's kernel
-    (`factors-of-matmuls`): matmuls of two computed tensors, and linear layers beside another one of dynamic sizes."""
+    """Yield the matmuls whose kernel may include a multiplication, so that TensorRT may run another matmul's kernel in
+    its place (`factors-of-matmuls`): of two computed tensors, or linear layers if another one has dynamic sizes."""
     linear = [node for node in segment.nodes if op_kind(node.target) is Kind.PROJECTS]
     varying = {node for node in linear if not all(isinstance(size, int) for size in node.meta["val"].shape)}
     for node in segment.nodes:
@@ -81,7 +81,7 @@ def find_scaled_matmuls(segment: SegmentNodes) -> Iterator[AffectedNode]:
 
 
 def _is_read_elementwise(segment: SegmentNodes, node: torch.fx.Node, depth: int = WITHIN) -> bool:
-    """Return whether an elementwise operator reads a node within ``depth`` views, and not only to compute a softmax."""
+    """Return whether an elementwise operator, not only for a softmax, reads a node through at most ``depth`` views."""
     return any(
         (is_pointwise(user) and not _leads_only_to_softmax(segment, user))
         or (depth > 0 and moves_elements(user) and _is_read_elementwise(segment, user, depth - 1))
@@ -90,7 +90,7 @@ def _is_read_elementwise(segment: SegmentNodes, node: torch.fx.Node, depth: int 
 
 
 def _leads_only_to_softmax(segment: SegmentNodes, node: torch.fx.Node, depth: int = WITHIN) -> bool:
-    """Return whether all paths from a node lead by elementwise operators and views to a softmax in its engine."""
+    """Return whether all paths from a node lead to a softmax of the segment, by at most ``depth`` cheap operators."""
     if op_kind(node.target) is Kind.SOFTENS:
         return node.name in segment.names
     goes_on = depth and is_cheap(node) and node.users and node.name in segment.names
@@ -98,7 +98,7 @@ def _leads_only_to_softmax(segment: SegmentNodes, node: torch.fx.Node, depth: in
 
 
 def find_activations_after_bias(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield each ReLU, GELU or part of a GELU after a matmul, whose bias TensorRT may lose (`biases-of-matmuls`)."""
+    """Yield each ReLU, GELU or part of a GELU after a matmul: the matmul's bias may be lost (`biases-of-matmuls`)."""
     for node in segment.nodes:
         given = node.args[0] if node.target is aten.tanh.default else None
         loses = node.target in (aten.relu.default, aten.gelu.default, aten.erf.default)
@@ -118,8 +118,8 @@ def _follows_matmul(node: torch.fx.Node) -> bool:
 
 
 def find_readers_of_float32(segment: SegmentNodes) -> Iterator[AffectedNode]:
-    """Yield the nodes that read a float32 result of an elementwise operator: if such a node is a matmul, its kernel
-    must not round the result to half precision (`halves-behind-matmuls`)."""
+    """Yield the nodes that read a float32 result of an elementwise operator. If such a node is a matmul, its converter
+    keeps a later cast to half precision out of its kernel (`halves-behind-matmuls`)."""
     for node in segment.nodes:
         if not (is_pointwise(node) or moves_elements(node)) and any(map(_is_elementwise_float32, node.all_input_nodes)):
             yield "converter", node.name, ()

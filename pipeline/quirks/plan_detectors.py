@@ -23,6 +23,7 @@ _EMPTY = re.compile(rb'tensor=\{ [^\n]*?dims=\{(?: [^}]*)? 0 [^}]*\}[^\n]*? name
 Plan: TypeAlias = Any
 """A serialized TensorRT engine: bytes, or a buffer with a ``find`` method."""
 KernelOffsets: TypeAlias = Mapping[bytes, int]
+"""The offset of each kernel's source in a plan, by kernel name (`find_kernel_offsets`)."""
 Found = TypeVar("Found")
 
 
@@ -40,8 +41,9 @@ def find_kernel_offsets(plan: object) -> KernelOffsets:
 
 
 def find_unwritten_results(plan: object, sources: KernelOffsets) -> tuple[tuple[str, str], ...]:
-    """Return the results that kernels of a plan never write, as (kernel, tensor) (`unwritten-results`); later kernels
-    read uninitialized memory. Kernels without a source are not checked; empty tensors are not reported."""
+    """Return (kernel, tensor), by names, for each result that a kernel of a plan (a serialized engine) never writes, so
+    that later kernels read uninitialized memory (`unwritten-results`). ``sources``: from `find_kernel_offsets`; kernels
+    without a source are not checked. Empty tensors are not reported."""
     calls = [call for call in _find_matches(_CALL, b"function={ name=", plan) if b"0" not in call["grid"].split()]
     found = [
         (call["name"], tensor)
@@ -68,13 +70,13 @@ _HALVES = re.compile(rb'tensor=\{[^\n]*name="([^"]*)"[^\n]*type=bf16')
 
 
 def find_rounded_matmuls(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """Return a plan's matmul kernels that end with a cast to bfloat16, as (kernel, result)
-    (`halves-behind-matmuls`)."""
+    """Return (kernel, its result), by names, for the matmul kernels of a plan that end with a cast to bfloat16 and so
+    have the bug `halves-behind-matmuls`."""
     return _kernels_by_result(plan, _ROUNDED, True)
 
 
 def _kernels_by_result(plan: Plan, pattern: re.Pattern[bytes], returns_bfloat16: bool) -> tuple[tuple[str, str], ...]:
-    """Return (kernel, result) of kernels that match a pattern and return bfloat16 (or not, by ``returns_bfloat16``)."""
+    """Return names (kernel, result) for kernels that match a pattern; ``returns_bfloat16``: whether results must be."""
     found = [(each["name"], each["tensor"]) for each in _find_matches(pattern, b"runtime_fusion={ name=", plan)]
     halves = {each[1] for each in _HALVES.finditer(plan)} if found else set()
     return tuple((name.decode(), tensor.decode()) for name, tensor in found if (tensor in halves) is returns_bfloat16)
@@ -95,8 +97,9 @@ _STEPS = re.compile(rb"for \(int __v\d+ = 0; __v\d+ < (\d+);")
 
 
 def find_queries_of_other_batches(plan: Plan, sources: KernelOffsets) -> tuple[str, ...]:
-    """Return the single-query attention kernels that read keys of other batches (`lone-queries`): they index keys batch
-    by batch, in a plan whose kernels swap batches and rows."""
+    """Return the names of the attention kernels with a single query that read keys of other batches (`lone-queries`):
+    they take keys as sorted by batch, although a kernel of the plan has swapped batches and rows. ``sources``: from
+    `find_kernel_offsets`."""
     found = {name: start for name, start in sources.items() if name.startswith(b"_gemv_mha")}
     if not found or plan.find(b"ReshTranResh") < 0:
         return ()
@@ -104,8 +107,8 @@ def find_queries_of_other_batches(plan: Plan, sources: KernelOffsets) -> tuple[s
 
 
 def _indexes_batch_by_batch(plan: Plan, source_start: int) -> bool:
-    """Return whether a kernel's source treats the keys of consecutive batches as adjacent, or has a dynamic number of
-    keys."""
+    """Return whether an attention kernel, with the source at ``source_start``, takes the keys of each batch to follow
+    those of the batch before. A dynamic number of keys hides that, and counts as yes."""
     source = plan[source_start : plan.find(b"\0", source_start)]
     keys = max((int(steps) for steps in _STEPS.findall(source)), default=0)
     return not keys or re.search(rb"= \(__v\d+ \* %d\) \+ __v\d+;" % keys, source) is not None
@@ -115,7 +118,8 @@ _HALVES_OF_MASKED = re.compile(rb"_hmma_fp16_traits,\n.*\n\ttrue, // has add mas
 
 
 def find_float16_attention_sums(plan: Plan, sources: KernelOffsets) -> tuple[str, ...]:
-    """Return the attention kernels of a plan that add a mask and accumulate in float16 (`masked-attention-sums`)."""
+    """Return the names of the attention kernels that add a mask and sum in float16 (`masked-attention-sums`).
+    ``sources``: the offset of each kernel's source in the plan, from `find_kernel_offsets`."""
     found = ((name, plan[plan.rfind(b"\0", 0, start) : start]) for name, start in sources.items() if b"_mha" in name)
     return tuple(name.decode() for name, source in found if _HALVES_OF_MASKED.search(source))
 
@@ -126,11 +130,11 @@ _OF_TWO = re.compile(rb"Add|Mul|Sub|Div|Max|Min|Pow|Sele|Equ|Gtr|Lt|And|Or")
 
 
 def find_matmuls_with_bias(plan: Plan) -> tuple[str, ...]:
-    """Return the matmuls with a built-in bias, which TensorRT-RTX 1.6 does not add on an H100 (`biases-of-matmuls`),
-    unlike a bias that is a separate operation of the kernel.
+    """Return the names of matmul kernels whose bias is part of the matmul, not a separate operation of the kernel:
+    TensorRT-RTX 1.6 forgets to add such a bias on an H100 (`biases-of-matmuls`).
 
-    Some plans do not state the bias. Then a kernel has a bias if it has more inputs than the operations in its name
-    need; this misses a bias if an operation reads a number.
+    Some plans do not state the bias. Then a kernel counts if it has more inputs than the operations in its name need. A
+    kernel with an operation that reads a number in place of a tensor has fewer inputs, and may be missed.
     """
     found = [each["name"].decode() for each in _find_matches(_WITH_BIAS, b"fully_connected={ name=", plan)]
     fused = _find_matches(_FUSED, b"runtime_fusion={ name=", plan)
@@ -141,9 +145,9 @@ def find_matmuls_with_bias(plan: Plan) -> tuple[str, ...]:
 
 
 def find_confused_matmuls(plan: Plan) -> tuple[str, ...]:
-    """Return kernel names that several matmuls with a multiplication share, although their kernels take different
-    numbers of sizes: if sizes are equal at run time, TensorRT-RTX 1.4 and 1.5 run one of these kernels with the
-    arguments of another (`factors-of-matmuls`)."""
+    """Return the names that several matmul kernels with a multiplication share, although they take different numbers of
+    dynamic sizes as arguments. TensorRT-RTX 1.4 and 1.5 run one of these kernels with the arguments of another if the
+    sizes are equal at run time (`factors-of-matmuls`)."""
     taken: dict[bytes, set[int]] = {}
     for each in _find_matches(_FUSED, b"runtime_fusion={ name=", plan):
         taken.setdefault(each["name"], set()).add(each["args"].count(b"proxy"))
@@ -160,16 +164,16 @@ _READ = re.compile(rb"= \(\(__myln_\w+\*\)__v\d+\)\[([^\]]*)\]")
 
 
 def find_copies_of_first_batch(plan: Plan, sources: KernelOffsets) -> tuple[str, ...]:
-    """Return the kernels that copy the first batch in place of all batches: they divide the batch index by the number
-    of rows, so that it is 0 for as many batches as there are rows (`transposed-matmuls`)."""
+    """Return the names of the kernels that copy the first batch in place of each batch (`transposed-matmuls`): they
+    divide the batch's index by the number of rows, and so get 0. ``sources``: from `find_kernel_offsets`."""
     found = ((name, plan[start : plan.find(b"\n}\n", start)]) for name, start in sources.items() if _COPIED.match(name))
     names = (name.decode().removesuffix("_com") for name, source in found if _reads_only_first_batch(source))
     return tuple(dict.fromkeys(names))
 
 
 def _reads_only_first_batch(source: bytes) -> bool:
-    """Return whether a kernel reads at a batch index that is always 0: an index below N that is divided by N or more,
-    or an index that is divided by N and then taken modulo N."""
+    """Return whether a kernel reads at a batch index that a division makes 0, such as ``batch % n / rows``, if ``rows``
+    is at least ``n``, or ``batch % n / rows % n``."""
     below: dict[bytes, bytes] = {}
     divided: dict[bytes, bytes] = {}
     lost: set[bytes] = set()
@@ -196,15 +200,16 @@ _VARYING = re.compile(rb"(__v\d+) = \(__myln_int32\)reinterpret_cast<__myln_int6
 
 
 def find_misplaced_registers(plan: Plan, sources: KernelOffsets) -> tuple[str, ...]:
-    """Return the reduction kernels that broadcast from registers that few threads set (`broadcast-in-reductions`)."""
+    """Return the names of the reduction kernels that read registers of threads that did not set them
+    (`broadcast-in-reductions`). ``sources``: from `find_kernel_offsets`."""
     found = ((name, plan[start : plan.find(b"\0", start)]) for name, start in sources.items())
     names = (name.decode().removesuffix("_com") for name, source in found if _reads_unset_registers(source))
     return tuple(dict.fromkeys(names))
 
 
 def _reads_unset_registers(source: bytes) -> bool:
-    """Return whether a kernel's source has a loop that reads registers, but among the functions that read inputs none
-    has a loop over the same sizes that sets these registers."""
+    """Return whether a kernel's source may read registers that it did not set: a loop that writes outputs reads them,
+    but no loop that reads inputs has the same sizes and sets them."""
     known: list[Counter[bytes]] = []
     used: list[Counter[bytes]] = []
     for function in source.split(b"template<> __device__ "):

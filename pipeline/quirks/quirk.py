@@ -52,10 +52,10 @@ class Quirk:
     capabilities: the compute capabilities of the GPUs with the bug; empty for all.
     trigger: what in a program triggers the bug.
     instead: what the compiler does instead, and in which part.
-    analysis: finds the nodes of a segment to mark; None if no mark is needed.
+    analysis: finds the nodes that must be converted in another way (see `Mark`); None if there are no such nodes.
     seen: how the bug shows in a plan or when an engine is loaded; empty if it does not show.
     detector: finds the kernels with the bug in a plan; None if the plan does not show them.
-    finding: the description of such a kernel in a warning; {} stands for a result of the kernel.
+    finding: the text of a warning of such a kernel, in which the name of the kernel's result replaces {}.
     dtype: if not empty, only networks with tensors of this dtype have the bug.
     test: the test that fails if the bug is not avoided.
     evidence: the note with the measurements.

@@ -28,7 +28,7 @@ def has_reduction(node: torch.fx.Node) -> bool:
 
 def keeps_positions(node: torch.fx.Node) -> bool:
     """Return whether each result element may depend only on input elements at its own position: True for elementwise
-    operators, and, since that is not certain, for views whose result has the input's shape."""
+    operators, and for views that keep the shape, although some of these, such as a flip, move elements."""
     if node.target is operator.getitem or is_pointwise(node) or moves_elements(node):
         return True
     given = node.all_input_nodes
@@ -49,7 +49,7 @@ ADDING: Final[Mapping[object, int]] = {
 
 
 def expandable_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """Return the inputs that an operator broadcasts and that could be expanded to its shape beforehand."""
+    """Return the inputs that an operator broadcasts, and that can be expanded before it without changing its result."""
     given, size = node.all_input_nodes, node_shape(node)
     if not is_pointwise(node):
         added: Argument = ADDING.get(node.target)
@@ -58,7 +58,7 @@ def expandable_inputs(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _keeps_dtype(operand: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Return whether expanding an input keeps the result's dtype: a 0-d tensor has lower priority in type promotion."""
+    """Return whether ``node`` keeps its dtype if ``operand`` is expanded: a 0-d one counts less in type promotion."""
     conditions = node.args[:1] if node.target is aten.where.self else ()
     if node_shape(operand) != () or operand in conditions:
         return True

@@ -48,10 +48,10 @@ def _matmul_operands(node: Node) -> list[Node]:
 
 
 def values_at_padding(node: Node, inside: Set[str] = frozenset(), constants: Set[str] = frozenset()) -> set[float]:
-    """Return the values that a matmul's operand may have where TensorRT pads it. The padding may be added to the node,
-    or to any tensor from which elementwise operators compute the node.
+    """Return the values that a matmul's operand may have where TensorRT pads it with 0: 0 if it pads ``node`` itself,
+    or ``f(0)`` if it pads a tensor before elementwise operators ``f`` that compute the node.
 
-    inside: the names of the nodes in the network; empty for all. constants: the names of the network's constants.
+    inside: the names of the nodes in the network; empty for all nodes. constants: the names of its constants.
     """
     chain = sorted(_elementwise_chain(node, inside))
     if len(chain) > WITHIN:
@@ -95,6 +95,7 @@ def _elementwise_chain(node: Node, inside: Set[str]) -> set[Node]:
 
 
 def _tensor_inputs(node: Node) -> list[Node]:
+    """Return the tensors, not sizes or numbers, that a node reads."""
     return [x for x in node.all_input_nodes if isinstance(x.meta.get("val"), Tensor)]
 
 
@@ -107,7 +108,7 @@ def _has_no_input(node: Node) -> bool:
 
 
 def _typical_element(node: Node) -> Tensor:
-    """Return an element of a node as a 0-d tensor: the number with which a node such as ``full`` fills its result, or
-    0.7 (`SOME`) for a constant whose elements are unknown."""
+    """Return a 0-d tensor that stands for all elements of a node when its reader is evaluated: the number that fills a
+    node such as ``full``, or 0.7 (`SOME`) for a constant whose elements are unknown."""
     number = node.args[-1] if _has_no_input(node) and node.args else SOME
     return _scalar_with_dtype_of(node, number if isinstance(number, int | float) else SOME)
