@@ -47,7 +47,7 @@ def from_json(data: JsonData, value_type: object) -> Any:
 
 @cache
 def rule_for_type(value_type: Any) -> Rule:
-    """Return the rule that converts values of this type annotation."""
+    """Return the functions (`Rule`) that convert values of a type, such as ``tuple[int, ...]``, to JSON and back."""
     if value_type in _PLAIN:
         return _PLAIN[value_type]
     origin, args = typing.get_origin(value_type), typing.get_args(value_type)
@@ -67,6 +67,7 @@ def rule_for_type(value_type: Any) -> Rule:
 
 
 def _record_rule(record_type: type) -> Rule:
+    """Return the rule for an attrs class: in JSON an object with the fields that differ from their defaults."""
     rules: dict[str, Rule] = {}
     fields = {field.name: field for field in attrs.fields(record_type) if field.init}
     defaults = {name: field.default for name, field in fields.items()}
@@ -125,6 +126,8 @@ def _read_elements(rules: Iterable[Rule], data: Iterable[JsonData]) -> tuple[Any
 
 
 def _plain_type_rule(plain_type: type) -> Rule:
+    """Return the rule for bool, int or str: in JSON the value itself; reading checks its type."""
+
     def read(data: JsonData) -> Any:
         if type(data) is not plain_type or (isinstance(data, int) and abs(data) >= expressions.LARGEST):
             raise MalformedError(f"expected a value of type {plain_type.__name__}, not {_excerpt(data)}")
@@ -194,6 +197,7 @@ def _mapping_rule(key_type: Any, value_type: Any) -> Rule:
 
 
 def _set_rule(element_type: Any) -> Rule:
+    """Return the rule for a frozenset: in JSON a sorted list."""
     inner = rule_for_type(tuple[element_type, ...])
     return Rule(lambda value: sorted(inner.write(value)), lambda data: frozenset(inner.read(data)))
 

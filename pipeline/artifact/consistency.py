@@ -46,8 +46,8 @@ def check_weights(networks: Iterable[Network], manifest: Manifest) -> None:
 
 
 def check_program(compiled: Compiled) -> None:
-    """Raise an error if a network has more or fewer inputs or outputs than its segment, if a tensor is read before
-    it is computed, or if a segment has a node that the graph lacks, or a tensor of another type than in the graph."""
+    """Raise an error if the segments of a loaded program contradict its graph (an unknown node, another tensor type) or
+    their networks (another number of inputs or outputs), or if a tensor is read before it is computed."""
     values = {node.name: node.meta.get("val") for node in compiled.program.graph.nodes}
     checks = _segment_errors(compiled), _missing_value_errors(compiled, values), _type_mismatch_errors(compiled, values)
     if fault := next(chain(*checks), ""):

@@ -160,9 +160,9 @@ def engine_requests(converted: Converted) -> Iterator[EngineRequest]:
 
 
 def _binding_roles(program: Program, segment: Segment) -> dict[str, str]:
-    """Return, by name, which value of the program each engine input and output is: ``input 0``, ``size 1``,
-    ``output [0]``, or ``inner 2`` (a value between segments, in graph order). Without these roles ``x - y`` and
-    ``y - x`` would have equal networks, since a network numbers its inputs in order of use."""
+    """Return, by the name of an engine's input or output, which value of the program it is: ``input 0``, ``size 1``,
+    ``output [0]``, or ``inner 2`` (a value between segments, in graph order). Cache keys contain these roles, since a
+    network numbers its inputs in order of use: without roles, ``x - y`` and ``y - x`` would have the same key."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
     given = {name: f"size {i}" for i, name in enumerate(program.shapes)}
     given |= {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
@@ -175,6 +175,7 @@ def _binding_roles(program: Program, segment: Segment) -> dict[str, str]:
 
 
 def _select_networks(converted: Converted, indices: Sequence[int]) -> Converted:
+    """Return the program with only these engine segments and networks, by index: those whose engines are missing."""
     segments = converted.partitioned.engine_segments
     return evolve(
         converted,

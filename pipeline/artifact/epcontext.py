@@ -108,7 +108,7 @@ def _onnx_obstacles_of_outputs(compiled: Compiled) -> Iterator[str]:
 
 
 def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
-    """Yield why an ONNX file cannot contain the engine: it has several profiles, other inputs, no weights …"""
+    """Yield why an ONNX file cannot contain the engine: several profiles, inputs that the model lacks, no weights …"""
     engine, network = compiled.engines[0], compiled.networks[0]
     if engine.stripped:
         yield "its plan was built without weights (strip_engine_weights=True)"
@@ -126,6 +126,7 @@ def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
 
 
 def _named_result_outputs(compiled: Compiled) -> Iterator[tuple[str, Output]]:
+    """Yield (name in the ONNX file, output) for each output of the model that is not a constant."""
     return ((name, output) for name, output in user_outputs_with_names(compiled.program) if not output.constant)
 
 

@@ -153,4 +153,5 @@ class _BitBound:
 
 
 def _has_symbol(data: JsonData) -> bool:
+    """Return whether the JSON of an expression, such as ``["Add", ["Symbol", …], 1]``, contains a symbol."""
     return isinstance(data, list) and (data[0] == "Symbol" or any(map(_has_symbol, data[1:])))

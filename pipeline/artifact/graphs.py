@@ -60,9 +60,9 @@ class SavedGraph:
 def save_graph(
     module: torch.nn.Module, nodes: Sequence[Node], name: str, tensors: TensorsToSave, engines: Collection[str] = ()
 ) -> SavedGraph:
-    """Convert nodes of a module to a `SavedGraph`, with the inner graphs that they read; add the tensors that they read
-    to ``tensors``, as ``NAME.attribute``. ``engines``: the names of nodes that run in engines, whose operators are
-    saved only by name. Inner graphs are saved without modules and source lines."""
+    """Convert ``nodes`` of a graph module to a `SavedGraph`. Tensors that they read are added to ``tensors``, named
+    ``name.attribute``; graphs that they read, such as a branch of ``cond``, are saved without modules and source lines.
+    ``engines``: the names of nodes that run in engines, so that `load` need not find their operators."""
     rows = tuple(_save_node(node, calls_target=node.name not in engines) for node in nodes)
     graphs: dict[str, SavedGraph] = {}
     held: dict[str, SavedTensor] = {}
@@ -194,7 +194,7 @@ def _argument_mismatch(schema: Sequence[Argument], positional_count: int, kwargs
 
 
 class NodeBuilder:
-    """Add a file's nodes to a new graph, in order. ``graphs``, ``tensors``: the attribute paths that nodes may read."""
+    """A torch.fx graph to which saved nodes are added. ``graphs``, ``tensors``: paths that ``get_attr`` may read."""
 
     def __init__(self, reader: GraphBuilder, graphs: Collection[str], tensors: Collection[str]) -> None:
         self.reader, self.graphs, self.tensors = reader, graphs, tensors
@@ -202,6 +202,7 @@ class NodeBuilder:
         self.env: dict[str, torch.fx.Node] = {}
 
     def add_node(self, row: SavedNode) -> None:
+        """Convert a saved node to a node of the graph; raise an error if it is malformed or calls what it must not."""
         args, kwargs = json_values.from_json(row.args), json_values.from_json(row.kwargs)
         if not isinstance(args, tuple) or not isinstance(kwargs, dict) or not all(type(name) is str for name in kwargs):
             raise MalformedError("the args of a node are not a tuple, or its kwargs are not a dict with str keys")

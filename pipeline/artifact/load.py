@@ -101,7 +101,7 @@ FOLDER: Final = "model.trtp"
 
 
 def load_without_warning(path: str | os.PathLike[str], libraries: Collection[str] | None) -> Compiled:
-    """Load a program without a warning if there is no GPU; ``libraries`` are namespaces, or `op_names.ANY` for all."""
+    """Load a program that may call operators of these ``libraries``, such as ``{"torchvision"}`` or `op_names.ANY`."""
     with open_program_file(Path(path)) as file, ThreadPoolExecutor(THREADS) as threads:
         return Loader(file, Path(path), threads, libraries).load_compiled()
 
@@ -114,7 +114,7 @@ def load_printable_program(path: Path) -> Compiled:
 
 class Loader:
     """Load the program of an open file step by step. Threads check engines and weights against their digests while the
-    text is read; engines and weights are used only after these checks."""
+    graph and networks are read; engines and weights are used only after these checks."""
 
     def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None) -> None:
         self.file, self.path, self.libraries = file, path, libraries
@@ -205,6 +205,7 @@ class Loader:
         return tuple(found)
 
     def kernels(self) -> Kernels:
+        """Return the GPU kernels that TensorRT-RTX compiled on the machine that saved the program; often none."""
         if not self.manifest.kernels:
             return NO_KERNELS
         at = self.verified[KERNELS].result()
@@ -248,7 +249,7 @@ class Loader:
         return FileWeights(found, self.opened, self.manifest.call, self.missing)
 
     def verdicts(self) -> FrozenDict[str, Verdict]:
-        """Return, by node name, whether and how each node can be converted; placeholders replace converters."""
+        """Return, by node name, whether each node can be converted; `UnsavedConverter` stands for each converter."""
         rows = ((v, placeholder_choice(v.converter) if v.supported else None) for v in self.manifest.verdicts)
         return FrozenDict({k.node: Verdict(k.node, k.target, choice, k.reasons, k.where) for k, choice in rows})
 
@@ -266,7 +267,8 @@ class Loader:
         return evolve(program, source=self.build_source_program(program))
 
     def build_source_program(self, program: Program) -> Program | None:
-        """Build the program before `decompose` from the later one; None if it was not saved or lacks operators."""
+        """Return the program before the stage `decompose`, with ``program``'s other fields; None if it was not saved or
+        has an operator that this process lacks."""
         kept = self.kept_source
         if kept is None:
             return None
@@ -278,7 +280,7 @@ class Loader:
         return evolve(program.without_weights(), graph_module=module, **fields)
 
     def graph_module(self) -> torch.fx.GraphModule:
-        """Build one graph from the nodes of all entries, in the order of the manifest."""
+        """Build the program's graph. The file has its nodes in several parts, and their order in the manifest."""
         rows = {row.name: row for segment in self.segments for row in segment.nodes}
         if len(rows) != len(self.manifest.nodes) or rows.keys() != {*self.manifest.nodes}:
             raise MalformedError("the graph has other nodes than those that the manifest lists")
@@ -296,18 +298,18 @@ class Loader:
 
 class _Describer(Loader):
     """A loader for `inspect` that runs no operators, recipes or graphs of the file, not even on fake tensors. Tensors
-    are meta tensors; an operator that this process lacks is represented by its name. Of all expressions only the ranges
-    of sizes are computed, at a bounded cost."""
+    are meta tensors; an operator that this process lacks is represented by its name. Expressions are not computed,
+    except the ranges of sizes, whose cost is bounded."""
 
     def tensor_reader(self) -> Callable[[SavedTensor], torch.Tensor]:
-        """Check engines and weights against their digests; return a reader of meta tensors (without values)."""
+        """Check engines and weights against their digests, as `Loader` does here; return a reader of meta tensors."""
         for each in self.verified.values():
             each.result()
         self.missing = f"{self.path} was described, not loaded"
         return MappedTensors()
 
     def check_recipes(self) -> None:
-        """Do nothing: a description needs no recipes."""
+        """Do nothing: the recipes of weights, which a call of the program would run, are only described."""
 
     def build_source_program(self, program: Program) -> Program | None:
         """Return None: a description does not need the program before `decompose`."""
@@ -329,7 +331,7 @@ def _without_operator_lookups(graph: SavedGraph) -> SavedGraph:
 
 
 def _keep_open(file: BinaryIO, path: Path, has_same_bytes: Callable[[BinaryIO], bool]) -> OpenedFile:
-    """Return a file that stays open after loading; ``has_same_bytes`` returns whether it still has the loaded bytes."""
+    """Duplicate a file's handle, to stay open with the program. ``has_same_bytes``: whether the loaded bytes remain."""
     again = os.fdopen(os.dup(file.fileno()), "rb")
     return OpenedFile(again, str(path), lambda: has_same_bytes(again))
 

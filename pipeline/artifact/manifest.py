@@ -56,8 +56,8 @@ class SavedEngine:
 @frozen
 class SavedWeights:
     """Where a program's tensors are saved: in this file (``entry``), in another file (``file``, its size and SHA-256),
-    or nowhere. ``others``: True if ``entry`` has only constants of the model's code, and the model's weights are in
-    ``file`` or were not saved."""
+    or nowhere. ``others``: True if the model's weights are not in ``entry``, which then has only the other tensors:
+    constants of the model's code."""
 
     entry: str = ""
     file: str = ""
@@ -90,13 +90,13 @@ class Versions:
 
 @frozen(kw_only=True)
 class Manifest(SavedFields):
-    """A saved program without its engines, networks, graph and weights; `SavedFields` are the fields of `Program`.
+    """The main entry of a saved program's file, with the fields of `SavedFields`; engines, networks, graphs and weights
+    are other entries (``entries``: the SHA-256 of each).
 
-    ``libraries``: the libraries of operators that run in PyTorch. ``modules``: the class of each module that has nodes,
-    by path. ``source``: the entry of the program before `decompose`. ``computed``: the bytes of the largest computed
-    constant. ``generation``: the JSON from which `load` creates a language model of the program. ``call``: the memory
-    limit of a call in bytes; 0 if sizes are unbounded. ``kernels``: the machine of the compiled kernels; empty if there
-    are none.
+    libraries: those of operators that run in PyTorch. modules: the class of each module with nodes, by path. source:
+    the entry with the program before the stage `decompose`. computed: the bytes of the largest constant that `load` may
+    compute. generation: of a language model, JSON from which `load` creates ``generate``. call: the most bytes that a
+    call may allocate; 0 if sizes are unbounded. kernels: the machine whose compiled GPU kernels the file has, or "".
     """
 
     format: str
@@ -130,5 +130,5 @@ class Manifest(SavedFields):
 
 
 def saved_fields(record: SavedFields) -> dict[str, Argument]:
-    """Return the fields, by name, that a program and the manifest of its file share."""
+    """Return the fields, by name, that `Program` and `Manifest` share; ``record`` is either of them."""
     return {each.name: getattr(record, each.name) for each in fields(SavedFields)}

@@ -51,13 +51,13 @@ class MeasurementRow:
 
     @property
     def gpu_and_versions(self) -> tuple[str, str, str, str]:
-        """Return the conditions of the measurement: the GPU, its compute capability, and versions."""
+        """Return what times depend on: the GPU, its compute capability, and the versions of TensorRT and torch."""
         return self.gpu, self.capability, self.tensorrt, self.torch
 
 
 @frozen
 class MeasurementTable:
-    """The contents of a measurement file."""
+    """The contents of a `MeasurementFile`, as JSON: a row for each program or engine whose time was measured."""
 
     format: Literal["pipeline measurements"]
     schema: int
@@ -76,8 +76,8 @@ class MeasurementFile:
         return self.given or cache_folder("measurements") / "measurements.json"
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
-        """Return the current GPU's measurements, by key. Without a GPU, or if ``targets`` (compute capabilities)
-        lack its own, return those of the only GPU model in the file with the target's capability; empty if several."""
+        """Return the current GPU's measurements, by key. Without a GPU, or if its compute capability is not among
+        ``targets``, return those of GPUs with the target capability; {} if the file has several such GPU models."""
         here = has_gpu() and is_for_this_gpu(targets)
         name = torch.cuda.get_device_name() if here else ""
         rows = [row for row in self._read_rows() or () if row.gpu_and_versions[2:] == (LIBRARY, torch_release())]

@@ -71,12 +71,12 @@ def find_callable(name: str) -> Any:
 def find_allowed_operator(name: str, allowed_libraries: Collection[str] | None = (), library: str = "") -> Any:
     """Return the operator or function of this name, if a file may call it.
 
-    allowed_libraries: the namespaces of allowed libraries other than torch; `ANY` for all. library: the module that
-    defines the operator, for the error.
+    allowed_libraries: the namespaces of allowed libraries other than torch; `ANY` (None) for all. library: the module
+    that defines the operator, for the error.
 
     Raises:
         MissingOperatorError: this process lacks the operator, or its library is not allowed; the hint says what to do.
-        MalformedError: a loaded program must not call the operator.
+        MalformedError: no file may call it: it has side effects, for example.
     """
     target, space = find_callable(name), name.partition(".")[0]
     if target is None:

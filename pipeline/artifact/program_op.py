@@ -50,7 +50,7 @@ class OperatorCall:
     def __init__(self, module: ProgramModule, compiled: Compiled) -> None:
         program: Program = module.program
         values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-        self.plain = tuple(_is_tensor_and_constant(values, o) for o in program.outputs if o.kind == "user")
+        self.plain = tuple(_tensor_or_constant(values, o) for o in program.outputs if o.kind == "user")
         self.refusal = _trace_obstacle(program, self.plain)
         self.key = uuid.uuid4().hex
         self.facts = "" if self.refusal else _call_facts_json(program, values, self.key)
@@ -71,13 +71,14 @@ class OperatorCall:
 
 
 def _input_kind(port: Port) -> str:
-    """Return ``tensor`` or ``symint`` for an input that the operator receives among its tensors or sizes; else another
-    kind. Constant tensors are passed, too, since each call checks them."""
+    """Return ``tensor`` for an input of the program that the operator gets in its list of tensors (also for a constant
+    tensor, which each call checks), ``symint`` for one in its list of sizes, or else the port's kind."""
     return "tensor" if isinstance(port.value, Constant) else port.kind
 
 
 def _trace_obstacle(program: Program, outputs: Sequence[tuple[bool, Leaf]]) -> str:
-    """Return why a traced graph cannot call a program; empty if it can. ``outputs``: see `_is_tensor_and_constant`."""
+    """Return why torch.compile and torch.export cannot trace a call of the program; empty if they can. ``outputs``: for
+    each output of the model, whether it is a tensor, and its value if it is a constant."""
     if program.buffers:
         name = next(iter(program.buffers.values()))
         return f"the compiled program updates its buffer {name}, and an outer graph cannot contain such a call"
@@ -88,8 +89,8 @@ def _trace_obstacle(program: Program, outputs: Sequence[tuple[bool, Leaf]]) -> s
     return f"the compiled program returns {numbers[0]}, a dynamic number" if numbers else ""
 
 
-def _is_tensor_and_constant(node_values: Mapping[str, Argument], output: Output) -> tuple[bool, Leaf]:
-    """Return whether an output is a tensor, and the output's value if the output is a constant."""
+def _tensor_or_constant(node_values: Mapping[str, Argument], output: Output) -> tuple[bool, Leaf]:
+    """Return (True, None) for a tensor output, (False, value) for a constant, (False, None) for a dynamic number."""
     if output.constant:
         return False, output.value
     return isinstance(node_values[output.value], torch.Tensor | TensorType), None
@@ -123,7 +124,8 @@ def _save_bytes(call: OperatorCall) -> torch.Tensor:
 def run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
-    """Run a compiled program: the implementation of the operator ``pipeline::run`` (see `artifact.run_op`)."""
+    """Run a compiled program on tensor arguments (``inputs``) and int arguments (``sizes``), for ``pipeline::run``.
+    ``program``: bytes of the saved program, if the graph was exported. ``facts``: JSON from `_call_facts_json`."""
     module = _find_or_load_module(program, _module_key_in_facts(facts))
     given: dict[str, Iterator[Leaf]] = {"tensor": iter(inputs), "symint": iter(sizes)}
     ports = module.program.inputs
@@ -135,7 +137,7 @@ def run(
 
 @lru_cache(maxsize=256)
 def _module_key_in_facts(facts_json: str) -> str:
-    """Return the key of the compiled module, from the JSON in the operator's argument ``facts``."""
+    """Return the key of the compiled module in `_MODULES`, from the JSON of `_call_facts_json`."""
     return str(json.loads(facts_json)["key"])
 
 
@@ -172,7 +174,7 @@ def _clone_aliases(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tenso
 
 
 def empty_results(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str) -> list[torch.Tensor]:
-    """Return uninitialized tensors with the shapes of a call's results: the operator's fake implementation."""
+    """Return uninitialized results of a call of `run`, for tracing; expressions in ``facts`` determine their shapes."""
     tensors, numbers, results = _parse_sizes(facts)
     given = [*zip(numbers, sizes, strict=True)]
     given += [pair for shape, x in zip(tensors, inputs, strict=True) for pair in zip(shape, x.shape, strict=True)]
@@ -182,7 +184,7 @@ def empty_results(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: s
 
 
 def _eval_size(expr: Argument, known_sizes: dict[Argument, Argument]) -> Argument:
-    """Compute a size from ``known_sizes``, by symbol; to these, add a new size for each data-dependent symbol."""
+    """Compute a size from the symbols' sizes in ``known_sizes``; add new sizes there for data-dependent symbols."""
     if isinstance(expr, int):
         return expr
     for symbol in expr.free_symbols - known_sizes.keys():
@@ -192,7 +194,7 @@ def _eval_size(expr: Argument, known_sizes: dict[Argument, Argument]) -> Argumen
 
 @lru_cache(maxsize=64)
 def _parse_sizes(facts: str) -> tuple[list[list[Argument]], list[Argument], list[tuple[torch.dtype, list[Argument]]]]:
-    """Return from the JSON ``facts``: shapes of input tensors, size inputs, and dtypes and shapes of results."""
+    """Return the shape of each input tensor, each size input, and (dtype, shape) of each result, from the JSON."""
     data = json.loads(facts)
     results = [(getattr(torch, dtype), [from_json(size) for size in shape]) for dtype, shape in data["results"]]
     return [[from_json(s) for s in shape] for shape in data["tensors"]], [from_json(s) for s in data["sizes"]], results

@@ -28,8 +28,8 @@ FACTORIES: Mapping[str, object] = {kind.__name__: kind for kind in (int, float, 
 
 @frozen
 class RecordShape:
-    """The description of a class that a `Record` replaces: its name, its kind (outputs of transformers' models are
-    mappings), the names of its elements, and the names of fields that are None."""
+    """The description of a class of inputs or outputs, such as a named tuple, which a `Record` replaces in processes
+    that have not imported it. ``names``: the names of the elements. ``absent``: the names of fields that were None."""
 
     cls: str
     kind: Literal["namedtuple", "mapping", "object"] = "object"
@@ -199,7 +199,7 @@ def _defaultdict_context_from_json(data: JsonData, child_count: int) -> Any:
 
 
 def _class_and_context_from_json(data: Mapping[str, JsonData], child_count: int) -> tuple[Any, Any]:
-    """Return a class and its pytree context, if it is imported and registered with torch; else those of a `Record`."""
+    """Return a class of ``child_count`` elements, and its pytree context; `Record` if this process lacks the class."""
     shape = _record_shape_from_json(data, child_count)
     found = _find_imported_class(shape.cls)
     if found is not None and pytree.is_namedtuple_class(found) and found._fields == shape.names:

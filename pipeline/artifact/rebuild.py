@@ -38,7 +38,7 @@ class UnsavedConverter:
 
 @cache
 def placeholder_choice(converter_name: str) -> Choice:
-    """Return the placeholder for the converter of this name."""
+    """Return the choice of an `UnsavedConverter`, for a node of a loaded program whose converter had this name."""
     return Choice(ConverterSupport(UnsavedConverter(converter_name)))
 
 
@@ -49,7 +49,7 @@ def was_loaded_from_file(compiled: Compiled) -> bool:
 
 
 def rebuild_engines(compiled: Compiled, partitioned: Partitioned) -> Compiled:
-    """Return the program with the parameters of ``partitioned``, and engines built from its networks."""
+    """Build the engines of a loaded program again, with new weights: the parameters of ``partitioned``."""
     parameters = partitioned.program.parameters
     rows = zip(partitioned.engine_segments, compiled.networks, strict=True)
     orders = [BuildOrder.for_segment(segment, network, compiled.settings) for segment, network in rows]

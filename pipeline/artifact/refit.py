@@ -80,9 +80,9 @@ def replace_weights(
     """Return ``compiled`` with the parameters and constants of ``program``, and the ``recipes`` that compute engine
     weights from them. Engines are refitted if possible, else rebuilt.
 
-    changed: the engine weights whose values differ. unknown: the engine weights whose values may differ, since they are
-    the model's own tensors, and torch does not count all writes to these (``weight.data.add_(…)``). It is no error if
-    TensorRT has folded an unknown weight away.
+    changed: the engine weights whose values differ. unknown: the engine weights whose values may differ: they are the
+    model's own tensors, and torch does not count all writes to these (``weight.data.add_(…)``). Unlike a changed
+    weight, an unknown weight may be one that TensorRT has folded away.
     """
     refits, loaded = has_gpu() and _has_refittable_engines(compiled), was_loaded_from_file(compiled)
     if (refits or loaded) and compiled.refit_map.computed:

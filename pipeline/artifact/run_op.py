@@ -12,8 +12,9 @@ import torch
 def run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
-    """Run a compiled program; return its tensors in order. ``program``: the bytes of the saved program, only in an
-    exported graph. ``facts``: JSON with the key of the module and the shapes of inputs and results."""
+    """Run a compiled program on tensor arguments (``inputs``) and int arguments (``sizes``); return its result tensors.
+    ``program``: bytes of the saved program in a graph of torch.export, which another process may run; else None.
+    ``facts``: JSON with the key of the compiled module in this process, and the shapes of inputs and results."""
     from pipeline.artifact import program_op
 
     return program_op.run(program, inputs, sizes, facts)
@@ -23,7 +24,7 @@ def run(
 def _fake_run(
     program: torch.Tensor | None, inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str
 ) -> list[torch.Tensor]:
-    """Return uninitialized results of the right shapes: the fake implementation of ``pipeline::run``."""
+    """Return uninitialized results, of the shapes in ``facts``, when a call is traced; parameters as in `run`."""
     from pipeline.artifact import program_op
 
     return program_op.empty_results(inputs, sizes, facts)

@@ -82,6 +82,7 @@ def _write_entries(writer: ContainerWriter, entries: Entries) -> None:
 
 
 def _check_weights_location(weights: StrPath) -> str:
+    """Return ``weights`` as a str: "inside", "none" or a path; raise an error for another type or spelling."""
     if not isinstance(weights, str | os.PathLike):
         raise TypeError(f'weights is {kind_of(weights)}: expected "inside", "none", or the path of a file')
     given = os.fspath(weights)
@@ -208,7 +209,7 @@ def _save_source(program: Program, tensors: TensorsToSave) -> SavedSource | None
 
 
 def _largest_computed_bytes(compiled: Compiled) -> int:
-    """Return the bytes of the largest computed constant; 0 if it is so small that `load` always accepts it."""
+    """Return the bytes of the largest constant that the program computes; 0 if `load` allows it in any case."""
     program = compiled.program
     engines = {name for segment in compiled.partitioned.engine_segments for name in segment.nodes}
     parameters = {name: (t.dtype, tuple(t.shape)) for name, t in program.parameters.items()}
@@ -246,8 +247,8 @@ def _weight_to_save(program: Program, name: str) -> torch.Tensor:
 
 
 def _save_graphs(compiled: Compiled, tensors: TensorsToSave) -> dict[str, SavedGraph]:
-    """Return graphs by entry name: one for each PyTorch segment, and one with all other nodes: inputs, arithmetic on
-    sizes, and the nodes in engines, whose operators are saved only by name."""
+    """Return the program's nodes as graphs, by entry name: a graph for each PyTorch segment, and ``graph.json`` for the
+    others, such as inputs, arithmetic on sizes, and nodes in engines."""
     module, segments = compiled.program.graph_module, compiled.partitioned.segments
     home = {n: i for i, each in reversed([*enumerate(segments)]) if each.kind == "torch" for n in each.nodes}
     engines = {name for each in compiled.partitioned.engine_segments for name in each.nodes} - home.keys()

@@ -149,7 +149,7 @@ def _triton_tensor(name: str, port: Port, batch_sizes: Range | None) -> TritonTe
 
 
 def _separate_weights_files(path: Path) -> list[tuple[Path, str]]:
-    """Return a program's separate weights file and its relative path; empty if the program has none."""
+    """Return [(file, path relative to the program)] of a program's separate weights file; [] if it has none."""
     with open_program_file(path) as file:
         kept = read_manifest(ContainerReader(file, str(path))).weights
     if kept.file and (".." in Path(kept.file).parts or Path(kept.file).is_absolute()):

@@ -65,7 +65,7 @@ def from_json(rows: Mapping[str, object]) -> CompilationSettings:
 
 
 def _executed_op_from_json(data: JsonData) -> Any:
-    """Convert JSON to an entry of ``torch_executed_ops``; predicates and missing operators become placeholders."""
+    """Convert JSON to an entry of ``torch_executed_ops``; a predicate or missing operator to a `SavedPredicate`."""
     if isinstance(data, str):
         return data
     kind, name = next(iter(data.items())) if isinstance(data, dict) and len(data) == 1 else ("", "")

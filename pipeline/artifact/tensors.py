@@ -54,6 +54,7 @@ class TensorsToSave:
     _keys: dict[int, SavedTensor] = field(factory=dict)
 
     def add(self, name: str, tensor: torch.Tensor) -> SavedTensor:
+        """Collect a tensor, and return the reference to save in its place; ``name``: its key, unless already added."""
         if id(tensor) not in self._keys:
             if tensor.layout != torch.strided or tensor.is_quantized:
                 kind = str(tensor.layout) if tensor.layout != torch.strided else "quantized"

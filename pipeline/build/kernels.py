@@ -53,8 +53,8 @@ def kernels(plan: Any) -> tuple[Kernel, ...]:
 
 
 def all_steps(plan: Any) -> tuple[Kernel, ...]:
-    """Return all steps of a plan's program, in order, including those that compute nothing (`STREAMS`, `SIZES`). The
-    plan, bytes or another buffer, is searched without a copy; `ValueError` if it contains no program as text."""
+    """Return the steps that an engine runs, in order, from the list in its plan (bytes or another buffer): kernels, and
+    steps that synchronize streams or compute sizes. Raise a `ValueError` if the plan has no such list."""
     found = _PROGRAM.search(plan)
     if found is None:
         raise ValueError("the engine plan contains no list of kernels as text: expected a plan of TensorRT-RTX 1.4")

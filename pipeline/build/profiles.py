@@ -12,8 +12,8 @@ from pipeline.shapes.environment import LARGEST, Range, Symbols, bounds
 
 
 def engine_profiles(program: Program, segment: Segment, is_shape: Callable[[Port], bool]) -> list[Profile]:
-    """Return the distinct profiles that a segment's engine is built for; empty if no input is dynamic. ``is_shape``
-    returns whether a number among the inputs determines shapes, so that its value needs a range."""
+    """Return the distinct profiles that a segment's engine is built for; empty if no input is dynamic. ``is_shape``: a
+    function that returns whether an input is a number that shapes depend on. A profile has a range for its value."""
     varying = [p for p in segment.inputs if any(not isinstance(d, int) for d in p.shape) or is_shape(p)]
     for port in varying:
         _check_size_limit(program, segment, port)

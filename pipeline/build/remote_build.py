@@ -37,6 +37,7 @@ class StoredWeight:
 
 
 Index: TypeAlias = Mapping[str, StoredWeight]
+"""The locations of a network's weights in a file, by weight name."""
 
 
 @define(eq=False)
@@ -63,7 +64,7 @@ class RemoteBuild:
 
     @property
     def is_reachable(self) -> bool:
-        """Return whether this process has the network itself, or can access the file with its weights."""
+        """Return whether `open_network` can work here: the process has the network, or can access the weights' file."""
         return self.handle is not None or can_read_weights(self.path, self.index or {})
 
     def open_network(self) -> NetworkHandle:
@@ -77,8 +78,8 @@ class RemoteBuild:
 
 
 def can_read_weights(path: Path, index: Index) -> bool:
-    """Return whether this machine can access the file with these weights. The folder of the file has a random name, so
-    no other file can be mistaken for it."""
+    """Return whether this machine has the file with the weights in ``index``: a file at ``path`` of the right size. Its
+    folder has a random name, so no other file can be mistaken for it."""
     size = max((stored.offset + stored.nbytes for stored in index.values()), default=0)
     return path.is_file() and path.stat().st_size == size + 1
 
@@ -105,11 +106,12 @@ class MappedFile:
         self.mapping = map_file(path)
 
     def drop_pages(self) -> None:
+        """Release the file's pages from this process's resident memory; the next access reads them again."""
         drop_pages(self.mapping)
 
 
 def _rebuild_network(network: Network, path: Path, index: Index) -> NetworkHandle:
-    """Build a network from its description with the mapped weights; the result's description must be the same."""
+    """Create TensorRT's network from its description and mapped weights; raise a `ReplayError` if it differs."""
     file = MappedFile(path)
     data = np.frombuffer(file.mapping, np.uint8)
     known: dict[int, Weight] = {data.ctypes.data + index[w.name].offset: w for w in network.weights}
@@ -162,7 +164,7 @@ class JobWithWeights:
 
     @classmethod
     def from_job(cls, job: Job) -> JobWithWeights:
-        """Convert a `Job` to a request that contains the weights, read from the file that pickling the job writes."""
+        """Convert a `Job` to a request that contains the weights; write and read the job's file of weights for that."""
         build = job.remote_build
         build.__reduce__()
         return cls(job.order, build.index or {}, build.path.read_bytes())

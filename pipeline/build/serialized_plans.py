@@ -48,8 +48,8 @@ class BuildOrder:
 
     @classmethod
     def for_segment(cls, segment: Segment, network: Network, settings: CompilationSettings) -> BuildOrder:
-        """Create the order for a segment's engine. It omits settings about PyTorch, since the builder does not need
-        them and their predicates cannot be pickled."""
+        """Create the order to build a segment's engine. It omits the setting ``torch_executed_ops``, which the builder
+        does not need, and which can contain functions that cannot be pickled."""
         sizes = frozenset(port.name for port in segment.inputs if port.kind == "symint")
         return cls(network, sizes, settings.evolve(torch_executed_ops=()))
 

@@ -43,7 +43,7 @@ def measure_agreement(compiled: Compiled, source: Source) -> Agreement:
 
 
 def largest_difference(compiled_outputs: object, eager_outputs: object, executor: Executor = "reference") -> Agreement:
-    """Compare two pytrees of outputs, the first by ``executor``; raise a `ValueError` if structure or shapes differ."""
+    """Return the largest errors of outputs that ``executor`` computed; raise a `ValueError` for another structure."""
     (left, spec), (right, expected) = tree_flatten(compiled_outputs), tree_flatten(eager_outputs)
     if spec != expected:
         raise ValueError(f"the compiled program returns the structure {spec}, but eager PyTorch returns {expected}")

@@ -59,6 +59,7 @@ def add_bisect_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_support_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``pipeline support``, which lists the operators that converters support."""
     parser.add_argument("target", metavar="TARGET", nargs="?", help="one operator: aten.topk.default, aten::topk, topk")
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/operators.md")
     parser.set_defaults(run=run_support)

@@ -84,7 +84,7 @@ def _parse_token_ids(csv: str) -> list[int]:
 
 
 def _load_model(spec: str, seed: int) -> Any:
-    """Load a decoder-only transformers model from a folder or factory; weights that a folder lacks are random."""
+    """Load a decoder-only model from a folder (with random weights if it has none) or ``package.module:factory``."""
     import transformers
 
     torch.manual_seed(seed)

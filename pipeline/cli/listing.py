@@ -123,6 +123,7 @@ def _describe_row(row: SupportRow) -> str:
 
 
 def _describe_decomposed(op: torch._ops.OpOverload[..., Target]) -> str:
+    """Return the text about an operator that has no converter since it is decomposed, by us or torch."""
     whose = "our" if op in DECOMPOSITIONS else "torch's"
     return f"{op}\n  schema: {op._schema}\n  no converter: {whose} decomposition replaces it before conversion"
 

@@ -57,8 +57,9 @@ class EngineFile:
 
 @frozen
 class CompilationReport:
-    """The report that ``pipeline compile`` writes. If the error against eager was not measured, ``agreement`` is None
-    and ``note`` has the reason. ``verification`` is the agreement that ``--verify`` measured."""
+    """The report that ``pipeline compile`` writes. ``agreement``: the error against eager PyTorch after compilation, or
+    None for the reason in ``note``. ``verification``: the errors that the stage `verify` found (``--verify``), or None.
+    """
 
     model: str
     engines: tuple[EngineFile, ...]
@@ -136,7 +137,7 @@ class CompilationReport:
 
 
 def _count_dtypes(program: Program) -> FrozenDict[str, int]:
-    """Return the number of operators whose first result has a dtype, by dtype: ``float16: 12``, the largest first."""
+    """Count the program's operators by the dtype of their first result; the most frequent dtype is first."""
     values = (n.meta.get("val") for n in program.graph.nodes if is_operator(n))
     firsts = (v[0] if isinstance(v, (tuple, list)) else v for v in values)
     found = Counter(str(v.dtype).removeprefix("torch.") for v in firsts if isinstance(v, torch.Tensor))

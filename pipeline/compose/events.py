@@ -24,7 +24,7 @@ class Event:
     stage: the stage's name in the pipeline; `capture` for the capture of the model.
     seconds: how long the stage took; None until it has finished or failed.
     record: the stage's input (started, failed) or output (finished); None for progress. Do not change it.
-    done, total: the number of completed steps of the stage and of all its steps; None if it reports no progress.
+    done, total: the number of completed steps, and of all steps, of the stage; None if it reports no progress.
     detail: a text for the current step, or the error that the stage failed with.
     """
 
@@ -65,7 +65,7 @@ def report(done: int, total: int | None = None, detail: str = "") -> None:
 
 
 class Run:
-    """Send the events of one run of a pipeline to its observers.
+    """One run of a pipeline, which tells the pipeline's observers about each stage (see `Event`).
 
     An observer that raises does not break the compilation: the error is logged as a warning, and the observer gets no
     more events of this run. KeyboardInterrupt and the like propagate.
@@ -75,7 +75,7 @@ class Run:
         self._observers = list(observers)
 
     def emit(self, event: Event) -> None:
-        """Send an event to every observer in turn; progress that an observer reports is ignored."""
+        """Send an event to every observer in turn. If an observer itself calls `report`, that call has no effect."""
         with _send_reports_to(None, ""):
             for observer in tuple(self._observers):
                 try:

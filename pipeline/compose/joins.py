@@ -53,7 +53,7 @@ def is_empty(arguments: object) -> bool:
 
 
 def run_stage(stage: AnyStage, record: object) -> Any:
-    """Return what a stage makes of a record (such as `Program`), if it has the type that the stage declares."""
+    """Run a stage on a record, such as a `Program`; raise a `TypeError` if the result's type is not as declared."""
     result = stage(record)
     if not is_instance(result, stage.gives):
         raise TypeError(f"stage {stage.name!r} returned {kind_of(result)}, but declares {type_name(stage.gives)}")
@@ -88,7 +88,7 @@ def check_adjacent_stages(stages: Sequence[AnyStage]) -> None:
 
 
 def check_first_stage(stages: Sequence[AnyStage], model: object, settings: CompilationSettings) -> None:
-    """Raise `TypeError` unless the first stage accepts a `Program` and ``model`` is a model; call `check_ready`."""
+    """Raise `TypeError` unless the first stage accepts a `Program` and ``model`` is a model; then `check_ready`."""
     takes = type_name(stages[0].takes) if stages else "nothing"
     if stages and accepts_type(stages[0].takes, Program):
         if isinstance(model, torch.nn.Module | torch.export.ExportedProgram) or is_script(model) or is_onnx(model):
@@ -122,8 +122,8 @@ def check_settings(_instance: object, _field: object, value: CompilationSettings
 
 
 def apply_settings(settings: CompilationSettings | None, record: Argument, stages: Sequence[AnyStage]) -> Argument:
-    """Return ``record`` with ``settings`` that differ from the defaults in place of its own, if it is a program; the
-    stages then check that this machine has what they need. Return any other record unchanged.
+    """Return a program with a pipeline's settings: each of ``settings`` that differs from its default replaces the
+    program's. Let the ``stages`` check that this machine has what they need. Return any other record unchanged.
 
     Raises:
         ValueError: the program was captured for another device.

@@ -117,6 +117,7 @@ class Named(_Composable, Generic[Takes, Gives]):
 
     @property
     def gives(self) -> RecordType:
+        """Return the type of record that the stage returns."""
         return self.stage.gives
 
     def __call__(self, record: Takes, /) -> Gives:
@@ -155,7 +156,7 @@ def as_stage(value: object) -> AnyStage:
 
 
 def pass_earlier_stages(step: AnyStage, earlier: tuple[AnyStage, ...]) -> AnyStage:
-    """Return a stage such as `verify`, which runs the earlier stages again, with these; other stages unchanged."""
+    """Return a stage that runs again the stages before it, such as `verify`, with those stages; others unchanged."""
     inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
     method = getattr(inner, "following", None)
     if isinstance(inner, FunctionStage):
@@ -250,6 +251,7 @@ class Pipeline(Generic[Takes, Gives]):
         return attrs.evolve(made, took=tuple(ledger.entries[before:])) if isinstance(made, Compiled) else made
 
     def _run_stages(self, run: Run, record: object) -> Any:
+        """Return the last stage's result for the first stage's input, ``record``; ``run`` informs the observers."""
         steps = [pass_earlier_stages(step, self.stages[:i]) for i, step in enumerate(self.stages)]
         with without_autocast():
             return reduce(lambda given, step: run.call(step.name, lambda: run_stage(step, given), given), steps, record)

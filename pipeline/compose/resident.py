@@ -84,14 +84,15 @@ class SamplingThread:
             self._samplers.append(sampler)
             if not self._running:
                 self._running = True
-                threading.Thread(target=self._run, daemon=True).start()
+                threading.Thread(target=self._read_until_no_samplers, daemon=True).start()
 
     def drop(self, sampler: Sampler) -> None:
         """Remove a sampler; it reads no memory after this call has returned."""
         with self._lock:
             self._samplers.remove(sampler)
 
-    def _run(self) -> None:
+    def _read_until_no_samplers(self) -> None:
+        """Let all samplers read memory at each interval; return when there are no samplers."""
         while True:
             time.sleep(self.interval)
             with self._lock:

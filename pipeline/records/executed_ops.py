@@ -44,7 +44,7 @@ def _entries_of_item(item: object) -> Iterable[TorchExecuted]:
 
 
 def name_of_traced_function(item: object) -> str:
-    """Return the name of a torch function that no graph calls, since tracing replaces it by operators; else ""."""
+    """Return the name of a function such as ``torch.relu``, which no traced graph calls; "" if it is none."""
     is_torchs = not isinstance(item, OpOverload) and callable(item) and not isinstance(item, type)
     name = resolve_name(item) if is_torchs else None
     return "" if name is None or name.startswith("torch.sym_") else str(name)

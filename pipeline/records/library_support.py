@@ -58,7 +58,7 @@ TENSORRT_RTX: Final = "tensorrt-rtx==1.6.1.120"
 
 @frozen
 class GpuSupport:
-    """For a kind of GPU: whether engines of each release of TensorRT-RTX load, and the recommended release."""
+    """Whether engines load on a kind of GPU: ``loads`` by release of TensorRT-RTX (``"1.6"``), and ``note``, advice."""
 
     gpus: str
     capability: str
@@ -71,7 +71,7 @@ class GpuSupport:
 
 
 def _loads_by_release(loads: Loads, **exceptions: Loads) -> FrozenDict[str, Loads]:
-    """Return the entry of each release for a GPU: ``loads``, unless ``exceptions`` has another (``v1_7="no"``)."""
+    """Return whether engines load, by TensorRT-RTX release: ``loads`` except for ``exceptions`` (``v1_7="no"``)."""
     releases = ("1.4", "1.5", "1.6", "1.7")
     return FrozenDict({release: exceptions.get(f"v{release.replace('.', '_')}", loads) for release in releases})
 

@@ -15,10 +15,10 @@ class LayerTime:
     """The time of a row of TensorRT's profiler (one or more layers), or of a PyTorch segment.
 
     name: TensorRT's name. milliseconds: the median of the runs. kernels: the row's GPU kernels by CUPTI's names. nodes:
-    the graph nodes that the row computes, fully or partly; empty for a copy that TensorRT adds. by: how the nodes were
-    found: ``plan`` (kernels), ``inspector`` (metadata), ``name`` (the row's), ``order`` (layers between those of the
-    neighbouring rows), ``segment``. If there are none, what the row does: ``streams`` (it synchronizes them), ``sizes``
-    (it computes dynamic ones), ``between`` (the GPU is idle between kernels); else empty.
+    the graph nodes that the row computes, fully or partly; empty for a copy that TensorRT adds. by: how ``nodes`` was
+    found: ``plan`` (by the plan's kernels), ``inspector`` (by layer metadata), ``name`` (by the row's name), ``order``
+    (by neighbouring rows), ``segment`` (all its nodes). For a row without nodes, ``by`` is what it does: ``streams``
+    (synchronize streams), ``sizes`` (compute sizes), ``between`` (wait between kernels), or "".
     """
 
     name: str
@@ -34,9 +34,9 @@ class SegmentTime:
     before the GPU begins it.
 
     timed: how the layers' times were measured. ``kernels``: CUPTI's kernel times, and a row for the idle time between
-    kernels. Since CUPTI lengthens this idle time, it is limited to the rest of the segment's time; the sum is slightly
-    above the segment's time, unless kernels run concurrently. ``profiler``: TensorRT's profiler, which adds some
-    microseconds to each row; used if CUPTI is busy or its kernels do not match the rows. ``events``: CUDA events.
+    kernels. CUPTI lengthens the idle time, so this row is at most the segment's time minus the kernels' times. The
+    layers' sum is slightly above the segment's time, unless kernels run concurrently. ``profiler``: TensorRT's
+    profiler, which adds microseconds to each row; used if CUPTI is busy or its kernels do not match. ``events``: CUDA.
     """
 
     segment: str
@@ -53,8 +53,8 @@ class SegmentTime:
 
 @frozen
 class NodeTime:
-    """The time of one graph node: the time of kernels that compute only this node, and an equal share of the kernels
-    that compute several (``shared``: the largest number of other nodes in a kernel)."""
+    """The time of one graph node: the sum of its kernels' times, where a kernel that computes several nodes counts in
+    equal shares. ``shared``: the largest number of other nodes that a kernel of this node computes."""
 
     node: str
     milliseconds: float

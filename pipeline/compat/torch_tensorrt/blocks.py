@@ -50,8 +50,8 @@ def block(function: Callable[..., Expression], description: str = "") -> Functio
 
 
 def op_block(operator: Operator, *parameter_names: str, **defaults: Argument) -> Function:
-    """Create a building block that adds the layers of one ATen operator. Its parameters are `(ctx, target, source_ir,
-    name)`, ``parameter_names``, and the names in ``defaults`` with these default values, in the schema's order."""
+    """Create a building block (see `block`) that adds the layers of one ATen operator. Its own parameters are, in the
+    order of the operator's: ``parameter_names``, then the names in ``defaults`` with these default values."""
 
     def convert(*args: Argument) -> Expression:
         return call(operator, *args)

@@ -243,7 +243,7 @@ def get_node_io(node: Node, constant_mapping: Mapping[str, Argument] | None = No
 
 
 def is_only_operator_on_placeholder(node: Node, settings: CompilationSettings | None = None) -> bool:
-    """Return whether a node reads an input or a constant of the program, and its result is an output."""
+    """Return whether a node is the only operator between an input (or constant) of the program and an output."""
     reads = any(each.op == "placeholder" for each in node.all_input_nodes)
     return node.op == "call_function" and reads and any(user.op == "output" for user in node.users)
 

@@ -54,8 +54,8 @@ def call(target: Target, *args: Argument, **kwargs: Argument) -> Call:
 
 
 def add_layers_of(ctx: ConversionContext, name: str, calls: Argument) -> Argument:
-    """Add the layers of an ATen call, or of a list of calls, to the network; return the results as ``ITensor``s. Raise
-    a `NetworkError` if torch or every converter rejects a call."""
+    """Add the layers of ``calls``, a `Call` or a list of `Call` and None, to the network; return an ``ITensor`` or a
+    list. Raise a `NetworkError` if torch or every converter rejects a call."""
     graph = _CallGraph(NetworkFakes.of(ctx))
     several = isinstance(calls, list | tuple)
     graph.graph.output(tuple(map(graph.add_argument, calls)) if several else (graph.add_argument(calls),))
@@ -108,7 +108,7 @@ def _convert_node(
 
 @frozen(eq=False)
 class _CallGraph:
-    """An FX graph of ATen calls. ``env`` has the network values that its placeholders stand for, by name."""
+    """An FX graph of `Call`s. Its placeholders stand for tensors and sizes of the network: ``env``, by name."""
 
     stand_ins: NetworkFakes
     graph: torch.fx.Graph = field(factory=torch.fx.Graph)
@@ -144,6 +144,7 @@ class _CallGraph:
         return self.add_placeholder(value, self.stand_ins.to_symint(value)) if isinstance(value, SymbolicInt) else value
 
     def add_placeholder(self, network_value: Argument, fake_value: Argument) -> torch.fx.Node:
+        """Add a placeholder for a tensor or size of the network, with its fake value as ``meta["val"]``; return it."""
         node = self.graph.placeholder("given")
         node.meta["val"], self.env[node.name] = fake_value, network_value
         return node
@@ -167,7 +168,7 @@ class _CallGraph:
         return node
 
     def create_program(self) -> Program:
-        """Return the graph as a program. It has no inputs: placeholders stand for values of the network (``env``)."""
+        """Return the graph as a program. ``inputs`` is empty: the placeholders' values are in ``env``, not passed."""
         ctx = self.stand_ins.ctx
         return Program(
             graph_module=graph_module(torch.nn.Module(), self.graph),

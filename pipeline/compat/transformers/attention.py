@@ -171,7 +171,7 @@ def only_last_row(step: torch.nn.Module) -> Iterator[None]:
 def _expand_last_row(
     _: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Pretrained], output: Pretrained
 ) -> Pretrained:
-    """Repeat, as a forward hook, the last token's hidden state for all tokens: the head then selects the last token."""
+    """Repeat, in a forward hook, the hidden state of the only computed token, as the head expects it for all tokens."""
     if _is_last_row_only(kwargs.get("logits_to_keep")):
         candidates: tuple[Pretrained, ...] = (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args)
         ids = next(each for each in candidates if each is not None)
@@ -192,8 +192,9 @@ def _keep_last_rows(
     logits_to_keep: int | torch.Tensor,
     **_: object,
 ) -> tuple[object, ...]:
-    """Return the first four arguments, cut to the last token if only its logits are requested: ``hidden`` [batch,
-    length, width], ``by_layer`` [batch, length, layers, width], positions, and masks [batch, 1, length, positions]."""
+    """Return the first four arguments or, if ``logits_to_keep`` is 1, their parts for the last token: hidden states
+    [batch, length, width], inputs by layer [batch, length, layers, width], and, by layer type, rotary (cos, sin) and
+    masks [batch, 1, length, positions]."""
     if not _is_last_row_only(logits_to_keep):
         return hidden, by_layer, rotary_positions, masks
     last = slice(-1, None)
@@ -218,9 +219,9 @@ def attention_without_branches() -> Iterator[None]:
 
 @contextmanager
 def experts_without_loops(step: torch.nn.Module) -> Iterator[None]:
-    """Return a context in which each expert of Switch Transformers computes all rows, and a mask selects the rows that
-    are routed to it. transformers' own loop over the experts has a data-dependent length; other mixtures of experts
-    use grouped matmuls (`attention_without_branches`)."""
+    """Return a context in which ``step``, a decoder step or encoder, can be captured if it has experts of Switch
+    Transformers: each expert computes all rows, and a mask selects those that are routed to it. transformers' own loop
+    has a data-dependent length. For other experts, see `attention_without_branches`."""
     with ExitStack() as stack:
         for each in step.modules():
             if type(each).__name__ == "SwitchTransformersExperts":
@@ -232,7 +233,7 @@ def _run_experts_on_all_rows(
     experts: Pretrained, rows: torch.Tensor, routing: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
     """Return, for ``rows`` [n, width], the output of each row's expert times the row's weight [n, 1]. ``routing``
-    [n, 1, experts] is 1 at that expert, or 0 at all experts if that one has no capacity left; the output is then 0."""
+    [n, 1, experts] is 1 at the row's expert; if it is 0 at all experts (the expert was full), the output is 0."""
     result = torch.zeros_like(rows)
     for i in range(experts.num_experts):
         output = experts[f"expert_{i}"](rows) * weights

@@ -84,7 +84,8 @@ class IndexedLayer(BufferLayer):  # type: ignore[no-untyped-call]
         self.indexer_keys = indexer
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
-        """Write the indexer's keys of new tokens [batch, length, width] after the existing ones; return all keys."""
+        """Write keys of new tokens [batch, length, width], by which sparse attention selects positions, after the
+        existing ones; return all keys."""
         self.indexer_keys.index_copy_(1, self.positions_of_new_tokens(states.shape[1]), states)
         return self.indexer_keys
 
@@ -112,7 +113,7 @@ class StateShapeRecorder(RecurrentStates, DynamicLayer):  # type: ignore[no-unty
         RecurrentStates.__init__(self, None, start, None, count, model)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:  # type: ignore[override]
-        """Start with empty keys and values."""
+        """Create empty keys and values with this dtype and device, unlike the inherited method."""
         DynamicLayer.lazy_initialization(self, key_states, value_states)
 
 
@@ -138,7 +139,7 @@ class CaptureCache(Cache):
         return any(isinstance(layer, CacheLayerMixin) for layer in self.layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> Pretrained:
-        """Return the number of cached positions as a tensor; return 0 for a layer that caches nothing."""
+        """Return the number of cached positions: a tensor, or the int 0 for a layer that caches nothing."""
         if not self.has_keys_and_values:
             return self.start
         layer = self.layers[layer_idx]
@@ -154,7 +155,7 @@ def create_cache_layer(
     buffers: Mapping[str, torch.Tensor], start: torch.Tensor, row_count: int, mask: torch.Tensor | None
 ) -> BufferLayer | RecurrentStates:
     """Create a cache layer from its buffers by name: keys, values and (for sparse attention) indexer keys, or recurrent
-    states, or both. ``mask`` [rows, length] is True for those of the call's tokens that update the states."""
+    states, or both. ``mask`` [rows, length] is False for padding tokens, which must not update recurrent states."""
 
     def first_rows(x: torch.Tensor) -> torch.Tensor:
         return x if x.shape[0] == 1 else x[:row_count]
@@ -199,6 +200,7 @@ class FilledCache(Cache):
             self.latest.filled = weakref.ref(self)
 
     def _check_not_overwritten_by_other_sequence(self) -> None:
+        """Raise `ExecutionError` if a later sequence has overwritten this one in the program's cache buffers."""
         if self.length and (self.latest.filled is None or self.latest.filled() is not self):
             raise ExecutionError(
                 "this cache was overwritten by another sequence", "use model.new_state() for each sequence"
@@ -262,8 +264,8 @@ class FilledCache(Cache):
         self.length = length
 
     def repeat_cross(self, cross: tuple[torch.Tensor, ...] | None, row_count: int) -> tuple[torch.Tensor, ...]:
-        """Return the cross attention's keys and values, repeated for ``row_count`` rows: each prompt has the same
-        number of beams or samples. ``cross`` comes from a new encoder output; None means the stored keys and values."""
+        """Store ``cross``, keys and values from the encoder with a row for each prompt, repeated to ``row_count`` rows
+        (a prompt's beams or samples). Return the stored ones, also if ``cross`` is None."""
         if cross is not None and cross is not self._encoder_cross:
             each = row_count // cross[0].shape[0]
             self._encoder_cross = cross
@@ -272,6 +274,7 @@ class FilledCache(Cache):
 
 
 def has_tokens(cache: Cache) -> bool:
+    """Return whether a transformers cache has keys, values or states; False for a new cache: its tensors are empty."""
     layers = getattr(cache, "self_attention_cache", cache).layers
     tensors = (x for layer in layers for x in tree_leaves(vars(layer)) if isinstance(x, torch.Tensor))
     return any(x.dim() > 1 and x.numel() for x in tensors)
@@ -291,7 +294,7 @@ def _cache_buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int |
 
 
 class FilledCrossCache(FilledCache, EncoderDecoderCache):  # type: ignore[override]
-    """A `FilledCache` for encoder-decoder models, derived from the cache class that some of them check for."""
+    """A `FilledCache` for encoder-decoder models, some of which require an instance of `EncoderDecoderCache`."""
 
     @property
     def cross_attention_cache(self) -> DynamicCache:
@@ -335,7 +338,8 @@ def find_cached_tensors(model: Pretrained, inputs: dict[str, Any]) -> list[dict[
 
 
 def _as_shape_recorder(layer: Layer, start: torch.Tensor, model_name: str) -> Layer:
-    """Replace a layer that has recurrent states by one that records shapes; return any other layer unchanged."""
+    """Replace a cache layer for recurrent states by one that gets its buffers in the first call, from which
+    `find_cached_tensors` reads shapes; return any other layer unchanged. ``start``: the first token's position."""
     if not isinstance(layer, WithStates):
         return layer
     count = getattr(layer, "number_of_states", 1)

@@ -70,9 +70,10 @@ def create_weightless_copy(
     encoder_groups: Mapping[str, CallGroup],
     runners: Mapping[str, CompiledModule],
 ) -> CompiledGeneration:
-    """Return a copy of the model on the meta device, with every attribute that ``generate`` reads. If ``spec`` (of a
-    multimodal decoder) or ``embedding_spec`` (of an encoder for embeddings) is given, modules outside the language
-    model keep their weights, and ``runners`` of ``encoder_groups``, by name, replace image and audio encoders."""
+    """Return a copy of the model on the meta device, with every attribute that ``generate`` reads.
+
+    spec, embedding_spec: given for a multimodal model. Then modules outside the language model keep their weights, and
+    each image or audio encoder runs a program, ``runners[name]``, for the calls in ``encoder_groups[name]``."""
     with torch.device("meta"):
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}
@@ -108,7 +109,8 @@ class CompiledGeneration:
     def set_programs(
         self, compiled: Mapping[str, Compiled], runners: Mapping[str, CompiledModule], limits: Limits
     ) -> CompiledGeneration:
-        """Set the compiled programs, the modules that run them, and the limits; return the same object."""
+        """Set the programs and the modules that run them, both by program name (``"decoder"``), and the maximum sizes
+        of a call (`Limits`); return the same object."""
         place = runners["decoder"].device
         self.__dict__.update(compiled=FrozenDict(compiled), runners=FrozenDict(runners), limits=limits, _place=place)
         self.__dict__.update(_latest=LatestCache(), _starts=torch.arange(limits.max_cache_len, device=place))
@@ -280,7 +282,7 @@ class CompiledGeneration:
         prompt = None
         if self.__dict__["_spec"] is not None and (tokens.shape[1] > 1 or embeds or non_text_inputs(kwargs)):
             prompt = compute_prompt(super().forward, given, type(self).__name__)  # type: ignore[misc]
-            places = places if prompt is None or prompt.places is None else prompt.places
+            places = places if prompt is None or prompt.position_ids is None else prompt.position_ids
         wanted = max(1, min(logits_to_keep, tokens.shape[1]))
         steps = _decoder_call_inputs(self, tokens.to(self.device), mask, places, filled, wanted, prompt)
         found = [self.runners["decoder"](**inputs, **beside) for inputs in steps]
@@ -346,8 +348,8 @@ def _decoder_call_inputs(
     logit_count: int,
     prompt: Prompt | None,
 ) -> Iterator[Inputs]:
-    """Yield the decoder's inputs for each of several calls, which together return the logits of the last
-    ``logit_count`` tokens; the cache's length is updated before each call."""
+    """Yield the inputs of each call, and add its tokens to the cache's length and mask. Tokens, and logits of the last
+    ``logit_count`` tokens, are split into calls by `Limits`. ``prompt``: a multimodal prompt; None for text."""
     limits, starts, drafts = model.limits, model.__dict__["_starts"], model.limits.max_draft_len > 0
     rows, length = tokens.shape
     spec: PromptSpec | None = model.__dict__["_spec"]
@@ -364,7 +366,7 @@ def _decoder_call_inputs(
     for (size, count), piece, where, seen in zip(calls, tokens.split(sizes, 1), positions, sights, strict=False):
         start, end = cache.length, cache.length + size
         cache.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)
-        if where is None and spec is not None and spec.padded:
+        if where is None and spec is not None and spec.counts_padding:
             where = starts[start:end]
         elif where is None:
             where = (cache.mask[:, :end].to(torch.int64).cumsum(-1) - 1).clamp(min=0)[:, start:]

@@ -44,9 +44,10 @@ def replace_decoder_inputs(
     layer_types: tuple[str, ...] = (),
     per_layer: torch.Tensor | None = None,
 ) -> Iterator[None]:
-    """Return a context in which ``decoder`` also gets image features for its first layers (``deepstack``) at the tokens
-    where ``is_embedded`` is True, and inputs of each layer (``per_layer``). Its masks, by ``layer_types`` if there are
-    several, also allow attention to later tokens where ``later_mask`` is True."""
+    """Return a context in which a language model gets more inputs than its caller passes: image features ``deepstack``
+    [layers, rows, length, width], which the first layers add to tokens where ``is_embedded`` [rows, length] is True;
+    ``later_mask`` [rows, length, positions], True for later tokens that a token attends to, too, in all layers or those
+    of ``layer_types``; and ``per_layer`` [rows, length, layers, width], an additional input of each layer."""
 
     def add_inputs(
         _: object, args: tuple[object, ...], given: dict[str, Pretrained]

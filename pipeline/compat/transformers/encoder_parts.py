@@ -90,7 +90,7 @@ class Family:
     @classmethod
     @abstractmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Create this family's description of an encoder from example calls of the encoder."""
+        """Describe an encoder of this family, and the largest part that it gets, from example calls of it."""
 
     @abstractmethod
     def split_inputs(self, inputs: EncoderInputs) -> list[Part]:
@@ -109,21 +109,23 @@ class Family:
 
     @abstractmethod
     def test_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield test calls, each as (float tensor, integers as a list), whose parts have the minimum, the maximum and
-        other sizes. The first call is the largest part; its outputs are not compared."""
+        """Yield test calls as (float tensor, integers), such as (patches, grids). Their parts have the smallest, the
+        largest and other sizes. The first call is the largest part; for the others, the encoder's outputs are compared.
+        """
 
 
 @frozen
 class CallGroup:
-    """A set of encoder calls that one program can run, as a whole or in parts.
+    """The calls of an encoder that one program can run: as a whole, or split into parts, such as single images.
 
     Attributes:
+        path, tower: the encoder's path in the model, and the encoder.
         module, inputs: the module to compile, and ``args``, ``kwargs`` and ``dynamic_shapes`` for the capture.
         sizes: the sizes that the program accepts, for each dim of each tensor.
         parts: a function that returns the program's ``args`` and ``kwargs`` for each part of a call.
         text: a description of these calls for the log.
         dim: the dim along which the outputs of the parts are concatenated.
-        calls: the example calls, if the program runs them as a whole.
+        calls: the example calls; empty if calls are split.
     """
 
     path: str
@@ -137,15 +139,15 @@ class CallGroup:
     calls: tuple[EncoderCall, ...] = ()
 
     def split_call(self, call: EncoderCall) -> list[CallArgs]:
-        """Return the program's ``args`` and ``kwargs`` for each part of a call; empty for a call that it cannot run."""
+        """Return the program's ``args`` and ``kwargs`` for each part of a call; [] if the program cannot run it."""
         parts = self.parts(call)
         fit = all(size in own for part in parts for size, own in zip(_tensor_sizes(part), self.sizes, strict=True))
         return parts if fit else []
 
 
 def group_of_whole_calls(encoder: torch.nn.Module, calls: Sequence[EncoderCall]) -> CallGroup:
-    """Return a `CallGroup` for encoder calls that differ only in the sizes of floating-point tensors, and run without
-    splitting. Integers become constants."""
+    """Return a `CallGroup` for example calls that differ only in the sizes of float tensors. Its program runs calls
+    without splitting them, and integer tensors become its constants."""
     first = calls[0]
     seen = Calls(encoder, [Call.from_inputs(bind_args(encoder, each.args, each.kwargs), None) for each in calls])
     seen.example = first.args, dict(first.kwargs)
@@ -165,8 +167,8 @@ def group_of_whole_calls(encoder: torch.nn.Module, calls: Sequence[EncoderCall])
 
 
 def group_of_split_calls(family: Family, example_parts: Sequence[CallArgs]) -> CallGroup:
-    """Return a `CallGroup` for calls whose parts have sizes in the range of these example parts, the first of which is
-    the largest. Sizes that differ between the examples become dynamic; proportional sizes become derived dims."""
+    """Return a `CallGroup` for calls that a family can split into parts with sizes like those of ``example_parts``, the
+    largest first, or between them. Sizes that differ become dynamic; proportional sizes become derived dims."""
     dims: dict[tuple[int, ...], Dim] = {}
 
     def dynamic_dim(*sizes: int) -> Argument:
@@ -195,7 +197,7 @@ def _tensor_sizes(part: CallArgs) -> list[int]:
 
 
 class PartModule(torch.nn.Module):
-    """A module that runs an encoder on one part of a call, with `attend_in_windows` and the family's ``constants``."""
+    """The module to compile for a `Family`: its encoder for one part of a call (an image), with `attend_in_windows`."""
 
     def __init__(self, family: Family) -> None:
         super().__init__()
@@ -209,8 +211,8 @@ class PartModule(torch.nn.Module):
 
 
 def group_of_any_size(family: type[Family], encoder: torch.nn.Module, calls: Sequence[EncoderCall]) -> CallGroup | None:
-    """Return a `CallGroup` for encoder calls with inputs of any size; None if the calls are of another family. If the
-    encoder's outputs are not the concatenated outputs of parts, or no size varies, log the reason and return None."""
+    """Return a `CallGroup` that runs an encoder on each part (such as an image) of a call, for any size up to that in
+    the examples ``calls``; None if these are of another family or (this is logged) the encoder cannot run parts."""
     given = [each for call in calls if (each := EncoderInputs.from_call(call)) is not None and family.layouts(each)]
     if not given or len(given) < len(calls):
         return None
@@ -223,8 +225,8 @@ def group_of_any_size(family: type[Family], encoder: torch.nn.Module, calls: Seq
 
 
 def _create_checked_group(family: Family, examples: Sequence[EncoderInputs]) -> CallGroup:
-    """Return a `CallGroup` for the parts of a family's test calls. Raise a `ValueError` if the encoder's outputs for a
-    test or example call differ from the concatenated outputs of its parts, or if no size varies."""
+    """Return a `CallGroup` for calls whose parts have sizes in the range of `Family.test_inputs`. Raise a `ValueError`
+    if all have one size, or if the encoder's outputs for a call differ from the joined outputs of the call's parts."""
     own, path = family.example, family.example.call.path
     test_calls = (own.with_tensors(x, torch.tensor(each).to(own.numbers)) for x, each in family.test_inputs())
     calls = [EncoderCall(path, *each) for each in test_calls]
@@ -287,7 +289,8 @@ def compile_encoders(
 def _compile_group(
     group: CallGroup, compile: Callable[[CallGroup], Compiled], must_compile: bool
 ) -> list[tuple[CallGroup, Compiled]]:
-    """Compile a program for a `CallGroup` or, if that fails, for each example size; return (group, program) pairs."""
+    """Compile a program for a `CallGroup` or, if that fails, one for each of its example calls; return (group, program)
+    pairs. If an example call fails, raise the error (``must_compile``), or log it and leave the call out."""
     try:
         return [(group, compile(group))]
     except CaptureError as error:

@@ -23,8 +23,8 @@ class EmbeddingSpec:
 
     Attributes:
         width, dtype: the width and dtype of an embedding.
-        of_ids: True if the encoder's outputs for token ids equal those for the model's embeddings of these ids.
-        towers: the recorded calls of the model's image or audio encoder.
+        of_ids: True if the program can run token ids, too: the encoder treats them like the model's embeddings of them.
+        towers: the calls of the model's image or audio encoders in this example.
     """
 
     width: int
@@ -92,7 +92,8 @@ class CompiledEncoder(torch.nn.Module):
         inputs_embeds: torch.Tensor | None = None,
         **given: Any,
     ) -> BaseModelOutput:
-        """Return the encoder's last hidden state, and ``cross``, the keys and values of cross attention."""
+        """Return the encoder's last hidden state and, as ``output["cross"]``, a tuple of keys and values for cross
+        attention. The input is ``inputs``, or an argument with the encoder's own name for it (``input_features``)."""
         inputs = given.get(str(self.main_input_name)) if inputs is None else inputs
         inputs = self._program_input(inputs, inputs_embeds)
         mask = program_mask(self.__dict__["module"], "attention_mask", attention_mask, tuple(inputs.shape[:2]))

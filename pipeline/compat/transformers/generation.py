@@ -110,8 +110,8 @@ def compile_for_generation(
 def _compile_all_parts(
     model: Pretrained, compile: Stages, compile_step: Stages, sizes: Sizes, example: Example, executor: Executor | None
 ) -> Pretrained:
-    """Compile a model's decoder and encoder by ``compile_step``, and its image and audio encoders by ``compile`` or, if
-    their engines share weights, ``compile_step``; return the compiled model."""
+    """Compile a model's decoder and encoder, and its image and audio encoders; return the compiled model. ``compile``
+    is the pipeline; ``compile_step`` is the same pipeline or, if requested, the variant whose engines share weights."""
     seen, heard, calls = _record_examples(model, example)
     encoded = heard or (example if isinstance(example, torch.Tensor) else None)
     if model.config.is_encoder_decoder:
@@ -127,8 +127,9 @@ def _compile_all_parts(
 
 
 def _choose_pipeline(model: object, compile: Stages | None, settings: Mapping[str, Any], verify: object) -> Stages:
-    """Return ``compile`` or, if it is None, `pipeline.default` with ``settings``. Raise a `TypeError` if both are
-    passed, ``model`` is no language model, or a setting is a misspelled argument of `compile_for_generation`."""
+    """Return ``compile`` or, if it is None, `pipeline.default` with ``settings``. Raise a `TypeError` if both were
+    passed, ``model`` is no language model, or the name of a setting looks like a misspelled parameter of
+    `compile_for_generation`; a `ValueError` for an unknown value of ``verify``."""
     if isinstance(model, CompiledGeneration):
         raise TypeError("the model is compiled already: call its generate, or pass the uncompiled model")
     if not isinstance(model, GenerationMixin):
@@ -153,9 +154,9 @@ def _choose_pipeline(model: object, compile: Stages | None, settings: Mapping[st
 def _compile_encoders(
     model: Pretrained, compile: Stages, compile_step: Stages, calls: Sequence[EncoderCall]
 ) -> tuple[Programs, dict[str, CallGroup]]:
-    """Compile programs of a model's image and audio encoders: some for the example calls and, if possible, one for all
-    sizes. Return two dicts by program name: the programs, and the `CallGroup` that each program runs. ``compile_step``
-    makes programs that share weights, ``compile`` the program of an encoder's only group of example calls."""
+    """Compile a model's image and audio encoders: for each encoder, a program for each group of similar example calls
+    and, if possible, one for calls of any size. Return two dicts by program name: programs, and the calls they run.
+    ``compile_step`` makes programs that share weights, ``compile`` the program of an encoder's only example group."""
     groups = group_calls(model, calls)
     counts = Counter(group.path for group in groups)
     for path in counts:
@@ -177,9 +178,9 @@ def _compile_encoders(
 def _record_examples(
     model: Pretrained, example: Example
 ) -> tuple[tuple[Sample, ...], EmbeddingSpec | None, list[EncoderCall]]:
-    """Run the model on example prompts; return (a `Sample` for each prompt of a decoder, the `EmbeddingSpec` of an
-    encoder's input or None, the recorded calls of image and audio encoders). If ``example`` is None or a tensor, return
-    ((), None, []). Raise an error for a model whose ``generate`` calls ``generate`` of a submodule."""
+    """Run the model on example prompts. Return a `Sample` of each prompt (of a decoder-only model, else none), the
+    `EmbeddingSpec` (of an encoder-decoder model, else None), and the recorded calls of image and audio encoders. All
+    are empty if ``example`` is None or a tensor. Raise an error if ``generate`` calls ``generate`` of a submodule."""
     able = [(name, each) for name, each in model.named_children() if hasattr(each, "generate")]
     inside = next((name for name, each in able if model.get_decoder() in {*each.modules()}), "")
     if inside and type(model).generate is not GenerationMixin.generate:
@@ -223,7 +224,8 @@ def _compile_decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: 
     step = kind(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()
     spec = multimodal.merge_specs(samples)
     if isinstance(step, MultimodalDecoder) and spec is not None:
-        step.kinds, step.apart = spec.ahead, bool(spec.by_layer) or bypasses_embedding_table(model)
+        step.ahead_layer_types = spec.ahead_layer_types
+        step.model_embeds = bool(spec.by_layer) or bypasses_embedding_table(model)
     for sample in samples:
         with replace_recurrences(step):
             multimodal.check_logits(step, sample, sizes.cache)

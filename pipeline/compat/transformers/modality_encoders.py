@@ -52,7 +52,7 @@ def _describe_tensor(tensor: torch.Tensor) -> str:
 
 
 def _are_equal_but_for_floats(one: Argument, other: Argument) -> bool:
-    """Return whether two arguments are equal; the values and sizes of floating-point tensors may differ."""
+    """Return whether two arguments are equal or are float tensors that one program with dynamic shapes can accept."""
     if not isinstance(one, torch.Tensor):
         return bool(type(one) is type(other) and one == other)
     if not isinstance(other, torch.Tensor) or (one.dim(), one.dtype) != (other.dim(), other.dtype):

@@ -39,65 +39,69 @@ class PromptSpec:
         positions: the number of position ids of a token, as in M-RoPE; None for a single id without an extra dim.
         layers: the number of language-model layers, from the first on, that add image features at image tokens
             (DeepStack).
-        ahead: the layer types, by the names of their masks, in which tokens of an image attend to its later tokens:
-            ("",) if there is a single mask; empty if attention is causal.
-        by_layer: the number of layers with an additional input for each token, and its width; empty if there are none.
-        places: the dtype of the position ids.
-        padded: True if the model's default position ids count padding.
+        ahead_layer_types: the layer types, such as ``"sliding_attention"``, in which the tokens of an image attend to
+            its later tokens, too; ("",) if all layers have the same mask; empty if attention is causal.
+        by_layer: (layers, width) of the input that a token has for each layer; empty if there is no such input.
+        position_dtype: the dtype of the position ids.
+        counts_padding: True if the model's default position ids count padding tokens.
     """
 
     width: int
     dtype: torch.dtype
     positions: int | None
     layers: int
-    ahead: tuple[str, ...]
+    ahead_layer_types: tuple[str, ...]
     by_layer: tuple[int, ...]
-    places: torch.dtype
-    padded: bool = False
+    position_dtype: torch.dtype
+    counts_padding: bool = False
 
 
 @frozen
 class Prompt:
-    """The inputs that a language model gets for a multimodal prompt: ``embeds`` [rows, length, width]; position ids
-    ``places`` [rows, length] or [positions, rows, length]; ``added`` [layers, rows, length, width], which the first
-    layers add; the mask ``ahead`` [rows, length, length] of later tokens to which each token attends, for the layer
-    types ``kinds``; and ``by_layer`` [rows, length, layers, width], each layer's additional input."""
+    """The inputs that a language model gets for a multimodal prompt.
+
+    embeds: the embeddings [rows, length, width] of text and image tokens. position_ids: [rows, length] or [positions,
+    rows, length]. added: image features [layers, rows, length, width], which the first layers add (DeepStack).
+    ahead: a mask [rows, length, length], True where a token attends to a later token in the layer types
+    ``ahead_layer_types``. by_layer: an additional input of each layer, [rows, length, layers, width].
+    """
 
     embeds: torch.Tensor
-    places: torch.Tensor | None
+    position_ids: torch.Tensor | None
     added: torch.Tensor | None
     ahead: torch.Tensor | None
-    kinds: tuple[str, ...] = ()
+    ahead_layer_types: tuple[str, ...] = ()
     by_layer: torch.Tensor | None = None
 
     @property
     def spec(self) -> PromptSpec:
         """Return a description of this prompt's inputs, which a program must accept to run the prompt."""
-        positions = self.places.shape[0] if self.places is not None and self.places.dim() == 3 else None
+        ids, types, (*_, width) = self.position_ids, self.ahead_layer_types, self.embeds.shape
+        positions = ids.shape[0] if ids is not None and ids.dim() == 3 else None
         layers = 0 if self.added is None else self.added.shape[0]
-        dtype = torch.int64 if self.places is None else self.places.dtype
+        dtype = torch.int64 if ids is None else ids.dtype
         by_layer = () if self.by_layer is None else tuple(self.by_layer.shape[2:])
-        return PromptSpec(self.embeds.shape[-1], self.embeds.dtype, positions, layers, self.kinds, by_layer, dtype)
+        return PromptSpec(width, self.embeds.dtype, positions, layers, types, by_layer, dtype)
 
     def fits(self, spec: PromptSpec) -> bool:
         """Return whether a program that was compiled for the inputs that ``spec`` describes accepts this prompt."""
-        positions = self.places is not None and self.places.dim() == 3
+        positions = self.position_ids is not None and self.position_ids.dim() == 3
         own = self.spec
-        at_most = own.layers in (0, spec.layers) and own.ahead in ((), spec.ahead)
+        at_most = own.layers in (0, spec.layers) and own.ahead_layer_types in ((), spec.ahead_layer_types)
         return at_most and own.by_layer == spec.by_layer and (not positions or spec.positions is not None)
 
 
 @frozen
 class Sample:
-    """A multimodal example that the model ran: its tokens and mask, its `Prompt`, the logits [rows, vocabulary] of its
-    last token, the calls of image and audio encoders (``towers``), and whether position ids count padding."""
+    """A recorded run of a model on a multimodal example: tokens and mask, the language model's inputs, the last token's
+    logits [rows, vocabulary], the calls of image and audio encoders (``towers``), and `PromptSpec.counts_padding`."""
 
     tokens: torch.Tensor
     mask: torch.Tensor
     prompt: Prompt
     logits: torch.Tensor
     towers: tuple[EncoderCall, ...]
-    padded: bool
+    counts_padding: bool
 
 
 def merge_specs(samples: Sequence[Sample]) -> PromptSpec | None:
@@ -105,14 +109,15 @@ def merge_specs(samples: Sequence[Sample]) -> PromptSpec | None:
     if not samples:
         return None
     every = [sample.prompt.spec for sample in samples]
+    dtypes = [each.position_dtype for each in every]
     positions = next((each.positions for each in every if each.positions is not None), None)
     return evolve(
         every[0],
         positions=positions,
         layers=max(each.layers for each in every),
-        ahead=max((each.ahead for each in every), key=len),
-        places=next((each.places for each in every if each.places.is_floating_point), every[0].places),
-        padded=samples[0].padded,
+        ahead_layer_types=max((each.ahead_layer_types for each in every), key=len),
+        position_dtype=next((dtype for dtype in dtypes if dtype.is_floating_point), dtypes[0]),
+        counts_padding=samples[0].counts_padding,
     )
 
 
@@ -169,13 +174,13 @@ def first_logits(model: Pretrained, example: Mapping[str, torch.Tensor]) -> torc
 
 
 def check_logits(step: torch.nn.Module, sample: Sample, cache_len: int) -> None:
-    """Raise an error if the decoder step does not return the model's own logits for a recorded example. The logits
-    differ if the step lacks inputs that the language model gets."""
+    """Raise an error if the decoder step (`MultimodalDecoder`) does not return the model's own logits for a recorded
+    example: the language model may need inputs that `Prompt` lacks. ``cache_len``: the number of cache positions."""
     length, prompt = sample.tokens.shape[1], sample.prompt
     if length > cache_len:
         raise ValueError(f"max_cache_len is {cache_len}: expected at least {length}, the tokens of encoder_example")
     mask = torch.nn.functional.pad(sample.mask, (0, cache_len - length))
-    places = (sample.mask.cumsum(-1) - 1).clamp(min=0) if prompt.places is None else prompt.places
+    places = (sample.mask.cumsum(-1) - 1).clamp(min=0) if prompt.position_ids is None else prompt.position_ids
     ahead = None if prompt.ahead is None else torch.nn.functional.pad(prompt.ahead, (0, cache_len - length))
     start, seen = torch.zeros((), dtype=torch.int64, device=mask.device), torch.ones_like(sample.mask)
     with torch.no_grad(), use_attention(step.model, "eager"):
@@ -192,7 +197,7 @@ def check_logits(step: torch.nn.Module, sample: Sample, cache_len: int) -> None:
 
 
 def create_prompt(model_name: str, decoder_inputs: Mapping[str, Pretrained], is_token: torch.Tensor | None) -> Prompt:
-    """Create a `Prompt` from a language model's inputs; ``is_token`` [rows, length] is False for padding."""
+    """Create a `Prompt` from a language model's arguments by name; ``is_token`` [rows, length] is False for padding."""
     known = {"inputs_embeds", "position_ids", "attention_mask", BY_LAYER, *DEEPSTACK_INPUTS}
     if more := [
         name for name, value in decoder_inputs.items() if name not in known and any(True for _ in _tensors_in(value))
@@ -209,8 +214,9 @@ def create_prompt(model_name: str, decoder_inputs: Mapping[str, Pretrained], is_
 
 
 def _later_tokens_mask(mask: object, is_token: torch.Tensor | None) -> tuple[torch.Tensor | None, tuple[str, ...]]:
-    """Return a mask of the later tokens to which each token attends (None if attention is causal), and the layer types
-    with this mask. The argument ``mask`` is a single mask, or a mask for each layer type; padding is ignored."""
+    """Return a mask [rows, length, length] that is True where a token attends to a later token, and the layer types
+    with such attention; (None, ()) if attention is causal. ``mask``: the language model's attention mask, or a dict of
+    masks by layer type. ``is_token`` [rows, length]: False for padding tokens, whose rows of the mask are ignored."""
     masks = mask if isinstance(mask, Mapping) else {"": mask}
     every = {kind: each for kind, each in masks.items() if isinstance(each, torch.Tensor) and each.dim() == 4}
     later = {kind: (each if each.dtype == torch.bool else each > -1)[:, 0].triu(1) for kind, each in every.items()}
@@ -258,8 +264,8 @@ def _tensors_in(value: object) -> Iterator[torch.Tensor]:
 
 
 def compute_prompt(forward: Callable[..., object], inputs: Mapping[str, Pretrained], model_name: str) -> Prompt | None:
-    """Return the `Prompt` that a model's own code computes for its language model from ``inputs`` (text, images ...),
-    without cached tokens. Return None if the code passes token ids, not embeddings, to its language model."""
+    """Return the inputs (`Prompt`) that a model's own ``forward`` passes to its language model (`raise_decoder_called`)
+    for ``inputs``, such as token ids and pixels. Return None if it passes token ids instead of embeddings."""
     length = token_ids_of(inputs).shape[1]
     by_token = {name for name in inputs if name == "attention_mask" or name.endswith("token_type_ids")}
     own = {name: x[:, -length:] if name in by_token else x for name, x in inputs.items() if x is not None}
@@ -292,7 +298,8 @@ def multimodal_inputs(
 
 
 def _chunk_inputs(spec: PromptSpec, prompt: Prompt, start: int, end: int, first: int, cache_len: int) -> Tensors:
-    """Return the inputs for the cache positions from ``start`` to ``end``, of a prompt that begins at ``first``."""
+    """Return the decoder's inputs for a chunk of a prompt: the cache positions from ``start`` to ``end``. The prompt
+    begins at cache position ``first``; ``cache_len`` is the number of all positions."""
     part, shape = slice(start - first, end - first), (prompt.embeds.shape[0], end - start)
     made = zero_inputs(spec, shape, cache_len, prompt.embeds.device)
     made["embedded"], made["seen"] = prompt.embeds[:, part].contiguous(), torch.ones_like(made["seen"])
@@ -316,7 +323,7 @@ def zero_inputs(spec: PromptSpec, shape: tuple[int, int], cache_len: int, device
         made["added"] = zeros.new_zeros(spec.layers, *shape, spec.width)
     if spec.by_layer:
         made["by_layer"] = zeros.new_zeros(*shape, *spec.by_layer)
-    if spec.ahead:
+    if spec.ahead_layer_types:
         made["ahead"] = zeros.new_zeros(*shape, cache_len, dtype=torch.bool)
     return made
 
@@ -329,7 +336,7 @@ def position_ids_format(spec: PromptSpec | None) -> tuple[tuple[int, ...], torch
     """Return the shape of one token's position ids, (positions,), or () for a single id; and the dtype of the ids."""
     if spec is None:
         return (), torch.int64
-    return (() if spec.positions is None else (spec.positions,)), spec.places
+    return (() if spec.positions is None else (spec.positions,)), spec.position_dtype
 
 
 def with_signature_of(model: Pretrained, function: Callable[..., object]) -> Callable[..., object]:

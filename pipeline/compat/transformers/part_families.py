@@ -47,25 +47,27 @@ def _random_entries(tensor: torch.Tensor, dim: int, count: int) -> torch.Tensor:
 
 @frozen
 class PatchEncoders(Family):
-    """Encoders of concatenated image patches with grids (Qwen2-VL to Qwen3.5, GLM-4V, EXAONE 4.5); a part is a frame or
-    (see ``apart``) a video.
+    """Encoders that get the patches of all images, concatenated, and the grid of each image: the numbers of its frames
+    (1 unless it is a video), rows and columns of patches. Examples: Qwen2-VL to Qwen3.5, GLM-4V, EXAONE 4.5.
 
     Attributes:
-        largest: the grid of the largest frame.
-        unit: the number of patches that become one token.
-        window: the number of patches in the largest window; 0 if there are no windows.
-        apart: True if each frame of a video attends only to itself, so that a part is a frame; else a part is a video.
-        known: the cached function `_precompute_grid`.
+        largest_grid: the grid of the largest part.
+        token_patches: the number of patches that become one token.
+        window: the number of patches in the largest window of attention; 0 if there are no windows.
+        separate_frames: True if frames of a video do not attend to each other, so that a part is a frame, not a video.
+        grid_arguments: `_precompute_grid` with a cache.
     """
 
-    largest: Layout
-    unit: int
+    largest_grid: Layout
+    token_patches: int
     window: int
-    apart: bool
-    known: Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]] = field(init=False, eq=False, repr=False)
+    separate_frames: bool
+    grid_arguments: Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]] = field(
+        init=False, eq=False, repr=False
+    )
 
-    @known.default
-    def _create_cached_precompute_grid(self) -> Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]]:
+    @grid_arguments.default
+    def _create_cached_grid_arguments(self) -> Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]]:
         """Return `_precompute_grid` with a cache of its latest results, which depend on the grid of patches alone."""
         return functools.lru_cache(CACHED_GRIDS)(self._precompute_grid)
 
@@ -78,30 +80,32 @@ class PatchEncoders(Family):
 
     @classmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Describe an encoder by the largest frame of its example calls; a run shows how many patches give a token."""
+        """Describe an encoder by its largest example frame; run it to count the patches that become one token."""
         grids = [(grid, each) for each in examples for grid in cls.layouts(each)]
         two = precompute_values(encoder, grid_thw=torch.tensor([[2, *grids[0][0][1:]]]))
-        apart = two["cu_seqlens"].numel() == 3
-        (frames, rows, columns), example = max(grids, key=lambda found: math.prod(found[0][apart:]))
+        separate = two["cu_seqlens"].numel() == 3
+        (frames, rows, columns), example = max(grids, key=lambda found: math.prod(found[0][separate:]))
         windows = precompute_values(encoder, grid_thw=torch.tensor([[1, MAX_SIDE, MAX_SIDE]])).get("cu_window_seqlens")
         window = 0 if windows is None else min(int(windows.diff().max()), rows * columns)
         made = tree_leaves(encoder(*example.call.args, **example.call.kwargs))
         unit = len(example.floats) // min(len(x) for x in made if x is not None)
-        return cls(encoder, example, (1 if apart else frames, rows, columns), unit, window, apart)
+        return cls(encoder, example, (1 if separate else frames, rows, columns), unit, window, separate)
 
     def split_inputs(self, inputs: EncoderInputs) -> list[Part]:
-        """Split a call into frames, or videos if frames attend to each other; return patches and grid of each."""
-        grids = [each for t, h, w in self.layouts(inputs) for each in ([(1, h, w)] * t if self.apart else [(t, h, w)])]
+        """Split a call into frames or, if frames attend to each other, into images and videos. Return, for each, its
+        patches and its grid (frames, rows, columns)."""
+        split = self.separate_frames
+        grids = [each for t, h, w in self.layouts(inputs) for each in ([(1, h, w)] * t if split else [(t, h, w)])]
         return list(zip(inputs.floats.split(list(map(math.prod, grids))), grids, strict=True))
 
     def arguments_for_part(self, part: Part) -> CallArgs:
         """Return the encoder's arguments for a frame or video: patches, grid, and values precomputed from the grid."""
-        grid, found = self.known(part[1], part[0].device)
+        grid, found = self.grid_arguments(part[1], part[0].device)
         args, kwargs = self.example.with_tensors(part[0], grid)
         return args, {**kwargs, **found}
 
     def _precompute_grid(self, grid: Layout, device: torch.device) -> tuple[torch.Tensor, Tensors]:
-        """Return a grid as a tensor, and the encoder arguments that are precomputed from the grid."""
+        """Return the tensor of a grid (frames, rows, columns), and the arguments that are computed from it, by name."""
         numbers = torch.tensor([grid])
         found = precompute_values(self.tower, grid_thw=numbers)
         if self.window:
@@ -110,16 +114,16 @@ class PatchEncoders(Family):
         return numbers.to(device, self.example.numbers.dtype), moved
 
     def test_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
-        """Yield test calls: the largest frame; several images, including a single token and a single row of tokens; and
-        a video of two frames."""
-        (frames, rows, columns), side = self.largest, math.isqrt(self.unit)
+        """Yield test calls as (patches, grids): the largest frame; several images, one of which has a single token and
+        one a single row of tokens; and a video of two frames."""
+        (frames, rows, columns), side = self.largest_grid, math.isqrt(self.token_patches)
         thin = [1, side, frames * rows * columns // side]
         several = [[1, columns, rows], [1, side, side], [1, side, 2 * side], thin]
-        for grids in [[*self.largest]], several, [[2 * frames, rows, columns]]:
+        for grids in [[*self.largest_grid]], several, [[2 * frames, rows, columns]]:
             yield _random_entries(self.example.floats, 0, sum(map(math.prod, grids))), grids
 
     def __str__(self) -> str:
-        return f"frames of up to {math.prod(self.largest)} patches"
+        return f"frames of up to {math.prod(self.largest_grid)} patches"
 
 
 @frozen
@@ -153,12 +157,12 @@ class ImageEncoders(Family):
         return cls(encoder, examples[0], side // patch * patch, patch)
 
     def split_inputs(self, inputs: EncoderInputs) -> list[Part]:
-        """Split a call into images without padding [1, channels, rows, columns], each with its (rows, columns)."""
+        """Split a padded tensor into images; return (image [1, channels, rows, columns], (rows, columns)) of each."""
         each = zip(inputs.floats, self.layouts(inputs), strict=True)
         return [(image[None, :, :rows, :columns], (rows, columns)) for image, (rows, columns) in each]
 
     def arguments_for_part(self, part: Part) -> CallArgs:
-        """Return the encoder's arguments for one image, which is not padded, and whose size is not passed."""
+        """Return the encoder's arguments for one image of `split_inputs`, with None in place of the sizes of images."""
         return self.example.with_tensors(part[0].contiguous(), None)
 
     def test_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
@@ -174,29 +178,29 @@ class ImageEncoders(Family):
 
 @frozen
 class AudioEncoders(Family):
-    """Encoders that split audio [bins, frames] into chunks of equal length (Qwen2.5-Omni, Qwen3-Omni). A call is not
-    split into parts: it is a single part with at least one full chunk.
+    """Encoders that themselves cut audio [bins, frames] into chunks of equal length (Qwen2.5-Omni, Qwen3-Omni). We run
+    each call as a whole, that is, as a single part. It must have at least one full chunk.
 
     Attributes:
-        chunk: the number of frames in a chunk.
-        most: the largest number of chunks in a call, over all its audio inputs.
-        window: the number of positions in the largest window.
+        chunk_frames: the number of frames in a chunk.
+        max_chunks: the largest number of chunks in a call, over all its audio inputs.
+        window: the number of positions in the largest window of attention.
     """
 
-    chunk: int
-    most: int
+    chunk_frames: int
+    max_chunks: int
     window: int
 
     @classmethod
     def layouts(cls, inputs: EncoderInputs) -> list[Layout]:
-        """Return the lengths of all audio inputs of a call, as a single layout."""
+        """Return one layout, since a call is one part: the lengths of all audio inputs, such as [(300, 120)]."""
         lengths = tuple(inputs.numbers.tolist()) if LENGTHS in inputs.call.kwargs and inputs.numbers.dim() == 1 else ()
         fits = inputs.floats.dim() == 2 and min(lengths, default=0) > 0 and sum(lengths) == inputs.floats.shape[1]
         return [lengths] if fits else []
 
     @classmethod
     def from_examples(cls, encoder: torch.nn.Module, examples: Sequence[EncoderInputs]) -> Self:
-        """Describe an encoder by its example calls; a long audio input shows the sizes of full chunks and windows."""
+        """Describe an encoder by the largest example, and by the chunks and windows that it makes of a long silence."""
         silence = examples[0].floats.new_zeros(len(examples[0].floats), LONG_SOUND)
         long = _precompute_arguments_from_audio(encoder, silence, (LONG_SOUND,))
         chunk, window = long["padded_feature"].shape[2], int(long["cu_seqlens"].diff().max())
@@ -206,11 +210,11 @@ class AudioEncoders(Family):
         return cls(encoder, examples[0], chunk, most, window)
 
     def split_inputs(self, inputs: EncoderInputs) -> list[Part]:
-        """Return the whole call as one part: the audio [bins, frames], and the length of each audio input."""
+        """Return one part, the whole call: (audio [bins, frames] of all inputs, the number of frames of each input)."""
         return [(inputs.floats, lengths) for lengths in self.layouts(inputs)]
 
     def arguments_for_part(self, part: Part) -> CallArgs:
-        """Return the encoder's arguments for a call: chunks and windows, precomputed from the audio, replace it."""
+        """Return the encoder's arguments for a part: chunks and windows that it would compute from the part's audio."""
         args, kwargs = self.example.with_tensors(None, None)
         found = _precompute_arguments_from_audio(self.tower, *part)
         return args, {**kwargs, **found, "cu_seqlens": Windows.from_ends(found["cu_seqlens"], self.window)}
@@ -218,16 +222,17 @@ class AudioEncoders(Family):
     def test_inputs(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
         """Yield test calls: the longest audio input, a single chunk, slightly more than one chunk, and several audio
         inputs with the maximum number of chunks."""
-        longest, chunk = self.most * self.chunk, self.chunk
-        several = [longest - chunk, chunk // 2 + 1], [chunk] * self.most
+        longest, chunk = self.max_chunks * self.chunk_frames, self.chunk_frames
+        several = [longest - chunk, chunk // 2 + 1], [chunk] * self.max_chunks
         for lengths in [longest], [chunk], [chunk + 1], [longest - chunk // 3], *several:
             yield _random_entries(self.example.floats, 1, sum(lengths)), lengths
 
     def __str__(self) -> str:
-        return f"sounds of {self.chunk} to {self.most * self.chunk} frames"
+        return f"sounds of {self.chunk_frames} to {self.max_chunks * self.chunk_frames} frames"
 
 
 def _precompute_arguments_from_audio(encoder: torch.nn.Module, audio: torch.Tensor, lengths: Layout) -> Tensors:
+    """Return the arguments (chunks, windows) that an encoder would compute from ``audio``, inputs of ``lengths``."""
     return precompute_values(encoder, **{"input_features": audio, LENGTHS: torch.tensor(lengths, device=audio.device)})
 
 

@@ -96,23 +96,23 @@ class Decoder(torch.nn.Module):
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write the new tokens' keys and values to the cache from position ``start`` on, attend to all cached positions
-        that the mask allows, and return logits."""
+        that the mask [batch, positions] allows, and return the logits of the last token or, if given, of the tokens at
+        the indices in ``wanted`` [wanted]."""
         cache = self.create_cache(start, input_ids, attention_mask)
         mask = attention_mask if cache.has_keys_and_values else None
         return self.compute_logits(cache, position_ids, wanted, input_ids=input_ids, attention_mask=mask)
 
 
 class MultimodalDecoder(Decoder):
-    """A decoder step of a multimodal model. Its tokens are ids or, where ``seen`` [batch, length] is True, embeddings
-    that the model's own code computed from text and images: ``embedded`` [batch, length, width].
+    """A decoder step of a multimodal model, whose tokens are token ids (generated text) or embeddings (of the prompt).
 
     Attributes:
-        kinds: the layer types in which tokens attend to later tokens, as in `PromptSpec.ahead`.
-        apart: True if the model's own code embeds some ids other than by its embedding table.
+        ahead_layer_types: the layer types in which a token may attend to later tokens (see `PromptSpec`).
+        model_embeds: True if the model's own code embeds token ids (see `bypasses_embedding_table`), not a mere table.
     """
 
-    kinds: tuple[str, ...] = ()
-    apart: bool = False
+    ahead_layer_types: tuple[str, ...] = ()
+    model_embeds: bool = False
 
     def forward(  # type: ignore[override]
         self,
@@ -127,18 +127,19 @@ class MultimodalDecoder(Decoder):
         by_layer: torch.Tensor | None = None,
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run like `Decoder.forward`, with the inputs of a multimodal prompt. The first layers add ``added`` [layers,
-        batch, length, width]; ``ahead`` [batch, length, positions] is True for later positions to which tokens attend;
-        ``by_layer`` [batch, length, layers, width] is the additional input of each layer."""
+        """Run like `Decoder.forward`, which describes ``start`` and ``wanted``. Where ``seen`` [batch, length] is True,
+        tokens are given by ``embedded`` [batch, length, width], not by ids. The first layers add image features
+        ``added`` [layers, batch, length, width]. ``ahead`` [batch, length, positions] is True where a token attends to
+        a later position. ``by_layer`` [batch, length, layers, width] is an additional input of each layer."""
         cache = self.create_cache(start, input_ids, attention_mask)
         ids, decoder = input_ids.masked_fill(seen, 0), self.model.get_decoder()
-        own = capture_decoder_inputs(self.model, input_ids=ids, position_ids=position_ids) if self.apart else {}
+        own = capture_decoder_inputs(self.model, input_ids=ids, position_ids=position_ids) if self.model_embeds else {}
         tokens = own["inputs_embeds"] if own else self.model.get_input_embeddings()(ids)
         embeds = torch.where(seen[..., None], embedded, tokens)
         if by_layer is not None:
             by_layer = torch.where(seen[..., None, None], by_layer, own[BY_LAYER])
         mask = attention_mask if cache.has_keys_and_values else None
-        with replace_decoder_inputs(decoder, seen, added, ahead, self.kinds, by_layer):
+        with replace_decoder_inputs(decoder, seen, added, ahead, self.ahead_layer_types, by_layer):
             return self.compute_logits(cache, position_ids, wanted, inputs_embeds=embeds, attention_mask=mask)
 
 
@@ -169,7 +170,8 @@ class CrossDecoder(Decoder):
         cross: tuple[torch.Tensor, ...],
         wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run like `Decoder.forward`; ``cross``: keys and values [batch, heads, encoded, width] for cross attention."""
+        """Run like `Decoder.forward`, which describes ``start`` and ``wanted``, with cross attention to keys and values
+        ``cross`` of each layer [batch, heads, encoder length, width]. ``encoder_mask`` is 0 for padding."""
         own = self.create_cache(start, input_ids, attention_mask)
         pairs = zip(cross[0::2], cross[1::2], strict=True)
         layers = [CrossAttentionLayer(keys, values) for keys, values in pairs]

@@ -68,7 +68,8 @@ class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
         """Do nothing: the state buffers already exist."""
 
     def state_before(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return the state of this name before the current call; a new state is zeros with the dtype of ``like``."""
+        """Return the stored state, or zeros at the start of a sequence. If there are no buffers yet, store a new one of
+        ``shape`` with the dtype of ``like``."""
         if self.is_new and name not in self.own:
             self.own[name] = like.new_zeros(shape)
         return torch.where(self.start > 0, self.own[name], 0.0)
@@ -91,7 +92,7 @@ class RecurrentStates(WithStates):  # type: ignore[misc, valid-type]
         return x if self.mask is None else x * self.mask
 
     def update_recurrent_state(self, recurrent_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-        """Return the states unchanged: the replacements (`run_operator`) have already stored them."""
+        """Return the states, which transformers wants to store here: our recurrences have already stored them."""
         if not self.scans:
             raise self._unsupported_recurrence_error()
         return recurrent_states
@@ -123,8 +124,8 @@ def causal_convolution(
     activation: str | None = None,
     **kwargs: object,
 ) -> Tensor:
-    """Convolve the stored and new inputs from `update_conv_state`, in place of transformers' ``causal_conv1d_fn``. The
-    convolution is a float32 sum over the kernel's positions, which TensorRT fuses. Other calls go to ``original``."""
+    """Convolve ``hidden_states`` like ``original``, transformers' ``causal_conv1d_fn``, if `update_conv_state` returned
+    them: as a float32 sum over the kernel's positions, which TensorRT fuses. Else call ``original``."""
     states = _current.get()
     if states is None or states.joined is not hidden_states:
         return original(hidden_states, weight, bias, activation=activation, **kwargs)  # type: ignore[no-any-return]
@@ -138,8 +139,8 @@ def causal_convolution(
 
 
 def replace_if_states(compute: Function) -> Function:
-    """Return a function `(original, *args)`, to be called in place of the transformers function ``original``: it calls
-    `compute(states, *args)` with the current layer's states or, if there are none, `original(*args)`."""
+    """Return a replacement `(original, *args)` for a transformers function: it calls `compute(states, *args)` with the
+    current layer's `RecurrentStates` or, if the layer has none, `original(*args)`."""
 
     @wraps(compute)
     def replacement(original: Function, *args: Argument, **kwargs: Argument) -> Argument:
@@ -161,8 +162,9 @@ def delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Argument,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return output and state, as transformers' ``torch_chunk_gated_delta_rule`` and ``chunk_kimi_delta_attention`` do,
-    of queries, keys and values [rows, length, heads, width]; each key head serves the same number of value heads."""
+    """Compute transformers' ``torch_chunk_gated_delta_rule`` and ``chunk_kimi_delta_attention``: return the output and
+    the new state. ``states`` has the state before the call, and is updated. Queries, keys and values are [rows, length,
+    heads, width], with a multiple of heads for values; ``g`` is the log of the decay, ``beta`` the update rate."""
     heads, (rows, _, _, width) = value.shape[2], key.shape
     query, key = (x.repeat_interleave(heads // x.shape[2], 2) if x.shape[2] != heads else x for x in (query, key))
     q, k, v, decay, rate = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
@@ -187,8 +189,9 @@ def mamba2(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     **kwargs: Argument,
 ) -> Argument:
-    """Compute transformers' ``mamba2_chunk_scan`` from the states: ``hidden_states`` [rows, length, heads, width], time
-    steps ``dt`` [rows, length, heads], ``b`` and ``c`` [rows, length, groups, state]. Return the output (and state)."""
+    """Compute transformers' ``mamba2_chunk_scan`` from the stored ``states``, and update them. ``hidden_states`` [rows,
+    length, heads, width], time steps ``dt`` [rows, length, heads], decay rates ``a`` [heads], ``b`` and ``c`` [rows,
+    length, groups, state]. Return the output or, for ``return_final_states=True``, (output, new state)."""
     (rows, _, heads, width), inputs = hidden_states.shape, hidden_states.float()
     step = _mamba_step_size(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
     key, query = (x.float().repeat_interleave(heads // x.shape[2], 2).transpose(1, 2) for x in (b, c))
@@ -214,8 +217,9 @@ def mamba(
     delta_softplus: bool = False,
     **kwargs: Argument,
 ) -> Argument:
-    """Compute transformers' ``mamba_selective_scan`` from the states: ``hidden_states`` and time steps ``dt`` [rows,
-    width, length], ``b`` and ``c`` [rows, state, length], gate ``z``. Return the output (and state)."""
+    """Compute transformers' ``mamba_selective_scan`` from the stored ``states``, and update them. ``hidden_states``,
+    time steps ``dt`` and gate ``z`` [rows, width, length], decay rates ``a`` [width, state], ``b`` and ``c`` [rows,
+    state, length]. Return the output or, for ``return_last_state=True``, (output, new state)."""
     step = _mamba_step_size(dt, None if delta_bias is None else delta_bias[:, None], delta_softplus).float()
     (rows, width, _), name = hidden_states.shape, f"recurrent_{states.scans}"
     given = hidden_states.float(), step, a.float(), b.float(), c.float()
@@ -234,8 +238,8 @@ def omit_recurrent_mask(
     past_key_values: object = None,
     **kwargs: object,
 ) -> Tensor | None:
-    """Return None if the cache has `RecurrentStates`, which handle padding; else call transformers' ``original``,
-    ``create_recurrent_attention_mask``. The first matmul, if its input were masked, would get a slow kernel."""
+    """Return no mask if the cache has `RecurrentStates`, which set padding to zero themselves: a mask before a layer's
+    first matmul would make that matmul slow. Else call ``original``, transformers' function of this name."""
     if any(isinstance(each, RecurrentStates) for each in getattr(past_key_values, "layers", ())):
         return None
     return original(config, inputs_embeds, attention_mask, past_key_values, **kwargs)  # type: ignore[no-any-return]
@@ -268,7 +272,7 @@ def _replacements(module: ModuleType) -> Patches:
 
 @contextmanager
 def replace_recurrences(model: torch.nn.Module) -> Iterator[None]:
-    """Return a context in which this thread calls the replacements in the transformers modules that define a model."""
+    """Return a context in which this thread's calls of a transformers model compute recurrences by `REPLACEMENTS`."""
     paths = dict.fromkeys(type(each).__module__ for each in model.modules())
     modules = [sys.modules[path] for path in paths if path.startswith("transformers.") and path in sys.modules]
     with set_contextvar(_current, None), ExitStack() as stack:

@@ -19,7 +19,7 @@ INPUTS: Final = {
 
 
 class LastStep:
-    """A decoder step's tokens [rows], and whether all sequences have ended, copied from the GPU asynchronously."""
+    """Host copies of what a decoder step computed on the GPU: its tokens [rows], and whether all sequences ended."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -28,14 +28,14 @@ class LastStep:
         self.copied = torch.cuda.Event() if on_gpu else None
 
     def start_copy(self, tokens: torch.Tensor, unfinished_rows: torch.Tensor) -> None:
-        """Start to copy a step's tokens, and whether all rows ended; ``unfinished_rows`` [rows] is 0 for ended rows."""
+        """Start to copy tokens, and whether all rows ended, to the host; ``unfinished_rows`` is 0 for ended rows."""
         self.tokens.copy_(tokens, non_blocking=True)
         self.has_ended.copy_(unfinished_rows.max() == 0, non_blocking=True)
         if self.copied is not None:
             self.copied.record()
 
     def read_has_ended(self) -> bool:
-        """Wait until the copy is complete; return whether all sequences have ended."""
+        """Wait until the copy to the host (`start_copy`) is complete; return whether all sequences have ended."""
         if self.copied is not None:
             self.copied.synchronize()
         return bool(self.has_ended)

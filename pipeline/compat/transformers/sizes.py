@@ -24,8 +24,8 @@ class Limits:
     max_draft_len: int = 0
 
     def split_tokens(self, token_count: int, logit_count: int) -> list[tuple[int, int]]:
-        """Split ``token_count`` tokens into calls, each as (number of tokens, number of last tokens with logits).
-        Together, the calls return the logits of the last ``logit_count`` tokens."""
+        """Split ``token_count`` tokens into calls within the limits, such as (8, 2): 8 tokens, and the logits of the
+        last 2. Together, the calls return the logits of the last ``logit_count`` tokens."""
         most = self.max_draft_len + 1
         chunks = [logit_count % most] * (logit_count % most > 0) + [most] * (logit_count // most)
         first, before, found = chunks[0], token_count - logit_count + chunks[0], list[tuple[int, int]]()
@@ -86,8 +86,9 @@ class Sizes:
         return {0: dim_up_to("batch", self.batch)} if self.batch > 1 else {}
 
     def decoder_profiles(self) -> list[tuple[DimSizes, int | Tuned, int | Tuned]]:
-        """Return (batch dim, tokens, tokens with logits) for each profile of the decoder. The profiles are for single
-        tokens, drafts, prompts of each fixed length with all rows, and all prompts (tuned for the longest)."""
+        """Return (batch dim, number of tokens, number of logits) for each profile of the decoder, such as (``{0: 4}``,
+        16, 1); a size is an int or a range (`Tuned`). There are profiles for single tokens, for drafts, for each fixed
+        prompt length with the maximum batch, and for prompts of any length."""
         every: DimSizes = {0: self.batch} if self.batch > 1 else {}
         found: list[tuple[DimSizes, int | Tuned, int | Tuned]] = [(self.row_dim, 1, 1)]
         drafts = _fixed_or_up_to("tokens", self.draft + 1, minimum=2), _fixed_or_up_to("wanted", self.draft + 1)

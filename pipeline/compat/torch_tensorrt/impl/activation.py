@@ -10,7 +10,7 @@ from pipeline.compat.torch_tensorrt.impl.prelu import prelu as prelu
 
 
 def _softplus(x: Argument, alpha: Argument, beta: Argument) -> Call:
-    """Return TensorRT's softplus, alpha * log(1 + exp(beta * x)), as ATen calls; ATen's fixes alpha to 1 / beta."""
+    """Return TensorRT's softplus, alpha * log(1 + exp(beta * x)), as ATen calls. ATen's has 1 / beta for alpha."""
     plain = call(aten.softplus.default, x, beta)
     return plain if alpha is None or alpha * beta == 1 else call(aten.mul.Tensor, plain, alpha * beta)
 

@@ -47,7 +47,7 @@ def prod(input_val: Argument, dim: Argument, keepdim: bool) -> Expression:
 
 
 def _min_or_max_block(name: str, indexed_op: Operator, plain_op: Operator) -> Function:
-    """Create the block ``name``: it calls ``plain_op``, or ``indexed_op`` if indices of one dim are requested."""
+    """Create the building block ``max`` or ``min``, of ``amax`` or, to return indices of one dim, ``max.dim``."""
 
     def extreme(input_val: Argument, dim: Argument, keepdim: bool, return_indices: bool) -> Expression:
         dims = _as_list(dim)

@@ -27,4 +27,5 @@ def topk(input: Argument, k: int, dim: int, largest: bool, sorted: bool, return_
 
 
 def _values_and_optional_indices(call_of_two_results: Call, return_indices: bool) -> Expression:
+    """Return [values, indices], the results of a call such as aten.sort, or only the values."""
     return [call_of_two_results[0], call_of_two_results[1]] if return_indices else call_of_two_results[0]
