@@ -96,7 +96,7 @@ def zip_directory(entries: Sequence[ZipEntry], manifest_digest: str) -> bytes:
     return rows + wide + end + manifest_digest.encode()
 
 
-class ContainerWriter(ChecksumWriter):
+class Writer(ChecksumWriter):
     """Write the entries of a saved program in order to a seekable file, with the manifest as the last entry."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -105,7 +105,7 @@ class ContainerWriter(ChecksumWriter):
         self.digests: dict[str, str] = {}
         self.text = 0
 
-    def add_entry(self, name: str, parts: Iterable[memoryview | bytes], size: int, known_digest: str = "") -> str:
+    def add(self, name: str, parts: Iterable[memoryview | bytes], size: int, known_digest: str = "") -> str:
         """Write an entry, given in parts of ``size`` bytes in all; return the SHA-256 of its bytes in the file.
         ``known_digest``: this SHA-256, if the caller has it; never for ``.json`` entries, which are compressed."""
         entry = ZipEntry(name, self.entries[-1].end_offset if self.entries else 0, size)
@@ -126,11 +126,11 @@ class ContainerWriter(ChecksumWriter):
         return self.digests[name]
 
     def finish(self, manifest: bytes) -> None:
-        digest = self.add_entry(MANIFEST, [manifest], len(manifest))
+        digest = self.add(MANIFEST, [manifest], len(manifest))
         self.file.write(zip_directory(self.entries, digest))
 
 
-class ContainerReader:
+class Reader:
     """Read the entries of a saved program's file by name. The constructor checks every byte outside the entries' data;
     it raises an `ArtifactError` if the file is not a saved program, is truncated, or was altered."""
 

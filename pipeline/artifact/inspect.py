@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
-from pipeline.artifact.container import MANIFEST, ContainerReader
+from pipeline.artifact.container import MANIFEST, Reader
 from pipeline.artifact.manifest import KERNELS, Manifest
 from pipeline.artifact.manifest_file import open_program_file, read_manifest
 from pipeline.records.wording import format_bytes
@@ -32,7 +32,7 @@ class Description:
 def inspect(path: str | os.PathLike[str]) -> Description:
     """Describe a saved program as text, after checking every byte of the file; raise the same errors as `load`."""
     with open_program_file(Path(path)) as file:
-        reader = ContainerReader(file, os.fspath(path))
+        reader = Reader(file, os.fspath(path))
         manifest = read_manifest(reader)
         for name, digest in manifest.entries.items():
             reader.verify(name, digest)

@@ -21,7 +21,7 @@ from pipeline.artifact import graphs, op_names, pytrees, settings_json
 from pipeline.artifact.allocations import allowed_constant_bytes, largest_nbytes
 from pipeline.artifact.codec import read_part
 from pipeline.artifact.consistency import check_program, check_weights
-from pipeline.artifact.container import ContainerReader
+from pipeline.artifact.container import Reader
 from pipeline.artifact.graphs import SavedGraph
 from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError, MissingOperatorError
@@ -72,7 +72,7 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
         raise ArtifactError(f"the folder {path} has no file {FOLDER}", "pass a path that compiled.save(path) wrote")
     compiled = load_program(place, operators)
     with open_program_file(place) as file:
-        record = read_manifest(ContainerReader(file, str(place))).generation
+        record = read_manifest(Reader(file, str(place))).generation
     if not record:
         return compiled
     data: dict[str, Any] = json.loads(record)
@@ -118,7 +118,7 @@ class Loader:
 
     def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None) -> None:
         self.file, self.path, self.libraries = file, path, libraries
-        self.reader = ContainerReader(file, str(path))
+        self.reader = Reader(file, str(path))
         self.manifest = read_manifest(self.reader)
         self.missing, kept = "", self.manifest
         self.most = allowed_constant_bytes((each.nbytes for each in kept.parameters.values()), kept.computed)
@@ -127,7 +127,7 @@ class Loader:
         digests = {name: self.expected_digest(name) for name in large}
 
         def same(again: BinaryIO) -> bool:
-            reader = ContainerReader(again, str(path))
+            reader = Reader(again, str(path))
             try:
                 return all(reader.verify(name, digest) for name, digest in digests.items())
             except ArtifactError:
@@ -336,7 +336,7 @@ def _keep_open(file: BinaryIO, path: Path, has_same_bytes: Callable[[BinaryIO], 
     return OpenedFile(again, str(path), lambda: has_same_bytes(again))
 
 
-def _check_parts_match(compiled: Compiled, reader: ContainerReader) -> None:
+def _check_parts_match(compiled: Compiled, reader: Reader) -> None:
     """Raise an error if a loaded program's networks, engines, inputs, outputs and graph contradict each other."""
     program, segments = compiled.program, compiled.partitioned.engine_segments
     users = [output for output in program.outputs if output.kind == "user"]

@@ -7,7 +7,7 @@ from typing import BinaryIO, TypeVar
 
 from pipeline.artifact import codec
 from pipeline.artifact.consistency import check_manifest
-from pipeline.artifact.container import ContainerReader
+from pipeline.artifact.container import Reader
 from pipeline.artifact.json_data import decode_json
 from pipeline.artifact.manifest import FORMAT, SCHEMA, Manifest
 from pipeline.errors import ArtifactError
@@ -27,7 +27,7 @@ def open_program_file(path: Path) -> BinaryIO:
         ) from None
 
 
-def read_manifest(reader: ContainerReader) -> Manifest:
+def read_manifest(reader: Reader) -> Manifest:
     """Read the manifest of an open file; raise an `ArtifactError` if it is malformed or from a newer version."""
     data = decode_entry(reader, reader.manifest, "manifest.json")
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -46,7 +46,7 @@ def read_manifest(reader: ContainerReader) -> Manifest:
     return found
 
 
-def decode_entry(reader: ContainerReader, data: bytes, entry_name: str) -> object:
+def decode_entry(reader: Reader, data: bytes, entry_name: str) -> object:
     """Decode ``data``, the JSON text of the file's entry ``entry_name``; an error names the file and the entry."""
     try:
         return decode_json(data)
@@ -54,7 +54,7 @@ def decode_entry(reader: ContainerReader, data: bytes, entry_name: str) -> objec
         raise reader.damage_error(f"entry {entry_name}: {error.message}") from None
 
 
-def read_record(reader: ContainerReader, data: object, record_type: type[T], entry_name: str) -> T:
+def read_record(reader: Reader, data: object, record_type: type[T], entry_name: str) -> T:
     """Convert ``data``, the decoded JSON of the file's entry ``entry_name``, to a record; an error names the entry."""
     try:
         found: T = codec.from_json(data, record_type)

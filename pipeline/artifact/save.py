@@ -15,7 +15,7 @@ from attrs import evolve
 from pipeline.artifact import allocations, codec, pytrees, settings_json
 from pipeline.artifact.adapters import is_adapter_factor
 from pipeline.artifact.consistency import check_names
-from pipeline.artifact.container import ContainerWriter
+from pipeline.artifact.container import Writer
 from pipeline.artifact.graphs import SavedGraph, save_graph
 from pipeline.artifact.hashing import ChecksumWriter
 from pipeline.artifact.json_data import encode_json
@@ -61,7 +61,7 @@ def save(compiled: Compiled, path: StrPath, weights: StrPath = INSIDE, generatio
     check_files(compiled.program.parameters)
     file_path, tensors, plans, others = to_path(path, "save"), TensorsToSave(), dict[str, Any](), dict[str, Any]()
     size = lambda: sum(size for _, size, _ in (plans | others).values())  # noqa: E731 - both are filled below
-    with replace_file(file_path, nbytes=size) as file, ContainerWriter(file) as writer, ThreadPoolExecutor(1) as thread:
+    with replace_file(file_path, nbytes=size) as file, Writer(file) as writer, ThreadPoolExecutor(1) as thread:
         engines = _save_engines(compiled, plans)
         first = thread.submit(_write_entries, writer, plans)
         manifest = build_manifest(compiled, engines, tensors, others)
@@ -76,9 +76,9 @@ def save(compiled: Compiled, path: StrPath, weights: StrPath = INSIDE, generatio
         writer.finish(encode_json(data))
 
 
-def _write_entries(writer: ContainerWriter, entries: Entries) -> None:
+def _write_entries(writer: Writer, entries: Entries) -> None:
     for name, (parts, size, digest) in entries.items():
-        writer.add_entry(name, parts, size, digest)
+        writer.add(name, parts, size, digest)
 
 
 def _check_weights_location(weights: StrPath) -> str:

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from pipeline.artifact import named_io
 from pipeline.artifact.batching import batch_size_range, batching_obstacle
-from pipeline.artifact.container import ContainerReader
+from pipeline.artifact.container import Reader
 from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.load import load
 from pipeline.artifact.manifest_file import open_program_file, read_manifest
@@ -151,7 +151,7 @@ def _triton_tensor(name: str, port: Port, batch_sizes: Range | None) -> TritonTe
 def _separate_weights_files(path: Path) -> list[tuple[Path, str]]:
     """Return [(file, path relative to the program)] of a program's separate weights file; [] if it has none."""
     with open_program_file(path) as file:
-        kept = read_manifest(ContainerReader(file, str(path))).weights
+        kept = read_manifest(Reader(file, str(path))).weights
     if kept.file and (".." in Path(kept.file).parts or Path(kept.file).is_absolute()):
         raise ArtifactError(f"{path} has its weights in another folder, {kept.file}", "save both in one folder")
     return [(path.parent / kept.file, kept.file)] if kept.file else []

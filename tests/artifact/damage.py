@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.artifact.container import MANIFEST, ContainerReader, ContainerWriter
+from pipeline.artifact.container import MANIFEST, Reader, Writer
 
 HUGE = (2**31, 2**32 - 1, 2**63, 2**64 - 1)
 
@@ -77,7 +77,7 @@ BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 
 def entries_of(data: bytes) -> dict[str, bytes]:
     """The entries of a file by name."""
-    reader = ContainerReader(io.BytesIO(data), "file")
+    reader = Reader(io.BytesIO(data), "file")
     raw = {name: reader.read_at(entry.data_offset, entry.size) for name, entry in reader.entries.items()}
     return {name: reader.read(name, hashlib.sha256(data).hexdigest()) for name, data in raw.items()}
 
@@ -85,10 +85,10 @@ def entries_of(data: bytes) -> dict[str, bytes]:
 def rewritten(entries: dict[str, bytes], manifest: Any) -> bytes:
     """A file of these entries, with digests that are right."""
     file = io.BytesIO()
-    with ContainerWriter(file) as writer:
+    with Writer(file) as writer:
         for name, data in entries.items():
             if name != MANIFEST:
-                writer.add_entry(name, [data], len(data))
+                writer.add(name, [data], len(data))
         if isinstance(manifest, dict) and "entries" in manifest:
             manifest = {**manifest, "entries": sorted(writer.digests.items())}
         writer.finish(json.dumps(manifest).encode())
