@@ -123,7 +123,7 @@ class _WeightLayout(GraphEdit):
         return self.insert_dequantized_weight(multiplication, codes, factor, type, block, dtype)
 
     def absorb_column_scales(self, weight: Node, matmul: Node) -> None:
-        """If the only reader of a matmul multiplies each column of the result by a constant, replace both by one matmul:
+        """If the only reader of a matmul multiplies each column of its result by a constant, replace both by a matmul:
         the constants become the scales of its weight. ``weight``: the weight until now, with scale 1."""
         codes, scale, type, _, dtype = weight.args
         user = next(iter(matmul.users)) if len(matmul.users) == 1 else None
