@@ -79,7 +79,7 @@ class GraphEdit:
     def propagate_replacement(
         self, node: Node, replacement: Node, is_end: Callable[[Node], bool]
     ) -> Iterator[tuple[Node, Node, Node]]:
-        """Yield ``(end, old, new)`` for each node ``end`` for which ``is_end`` is true, and that reads ``node`` directly
+        """Yield ``(end, old, new)`` for each node ``end`` for which ``is_end`` holds, and that reads ``node``, directly
         or through operators that only move elements, such as reshapes. ``old`` is the value that ``end`` reads, and
         ``new`` the same value computed from ``replacement``: the operators in between are repeated."""
         waiting = [(node, replacement)]
