@@ -31,11 +31,11 @@ HEAD: Final = """# Forms of quantization
 
 After this page you know which kinds of quantized models become quantized TensorRT layers. `python -m
 benchmarks.quantized_cells` writes the page. A row is a kind of quantization: the library, the dtype, and which elements
-share a scale. A column is a model of one operator. In a cell, the part before `;` is the result if only the weight is
-quantized, and the part after `;` if weight and activations are quantized:
+share a scale. A column is the operator that reads the quantized tensors. A cell says how the engine computes it: before
+`;` if only the weight is quantized, after `;` if weight and activations are quantized. The words in cells are:
 
 - `weights`: the engine stores the weight in the low-precision dtype, with its scales.
-- `activations`: the activations' quantize/dequantize pair is fused into the matmul.
+- `activations`: the engine fuses the quantize/dequantize pair of activations into the operator's kernel.
 - `emulated`: TensorRT has no quantized layer for this kind, so elementwise layers of the engine compute the same
   numbers, without a low-precision kernel.
 - `PyTorch (n)`: the quantize operator runs in PyTorch; reason n is below the table.

@@ -23,10 +23,10 @@ HEAD = """
 
 Language models in float16 with random weights are sharded over two GPUs with DTensor (`python -m benchmarks.sharded`).
 *Token* and *prompt, ms* are the milliseconds to generate a token and to process the prompt. *NCCL* is the time of a
-token's NCCL kernels, which includes waiting for the other rank. *Share* is the time to read a rank's weights at copy
-bandwidth, divided by the token's time. *Tokens* counts the greedy tokens that equal the tokens of eager PyTorch on one
-GPU. *Off* is the largest difference from eager's logits of the first token. With random weights, rounding in float16
-changes some greedy tokens, in eager PyTorch too; in float32 (IEEE) it does not.
+token's NCCL kernels, which includes waiting for the other rank. *Share* is a lower bound of a token's time (the time to
+read a rank's weights at copy bandwidth), divided by the measured time. *Tokens* counts the greedy tokens that equal the
+tokens of eager PyTorch on one GPU. *Off* is the largest difference from eager's logits of the first token. With random
+weights, rounding in float16 changes some greedy tokens, in eager PyTorch too; in float32 (IEEE) it does not.
 """
 COLUMNS = ["model", "batch", "prompt", "method", "token", "NCCL", "prompt, ms", "share", "tokens", "off"]
 OVERHEAD_HEAD = """

@@ -89,13 +89,13 @@ calls are enqueued.
 - *Ours* is measured with `cuda_graphs=True`. Rows *with torch.compile* also use the setting `torch_compile`.
 - *Best other* is the fastest of eager PyTorch (in a CUDA graph if one can be recorded), `torch.compile`, and
   Torch-TensorRT, as far as these were measured; the next column names it.
-- *Ratio* is our time divided by the best other time, computed for both times of a cell; the larger ratio is shown.
+- *Ratio* is *ours* divided by *best other*: the larger one of the ratios of the latencies and of the mean times.
 - *Floor* is a lower bound of the GPU's time (`python -m benchmarks.floors`), the longer of two times: all matmuls and
   convolutions at the speed of one large matmul; all weights, inputs and outputs at the speed of a copy. *Share* is the
   floor divided by our time.
-- *Error* is our error divided by eager's error in the same dtype; both are differences from the float32 result. The
-  limit is 2. Convolutional networks may have 4; they stay within 2 with `use_fp32_acc=True` (rows *exact*). `routed`
-  models choose experts by their data, so a small difference can change the result, and no error is given.
+- *Error* is our difference from the float32 result, divided by eager's difference in the same dtype. The limit is 2,
+  for convolutional networks 4; with `use_fp32_acc=True` (rows *exact*) these, too, stay within 2. `routed` models
+  choose experts by their data, so a small difference can change the result, and no error is given.
 """
 REAL_COLUMNS = ["model", "dtype", "on", "ours", "best other", "", "ratio", "floor", "share", "error"]
 ZOO_HEAD = """
@@ -115,8 +115,8 @@ MODELS_COLUMNS = ["kind", "agree with eager", "one engine", "refused", "architec
 GPUS_HEAD = """
 ## On GPUs
 
-The same small models are moved to a GPU, compiled and compared with eager PyTorch there (`tests/gpu/test_zoo_gpu.py`).
-The column *not right* uses these words:
+The small models of *Architectures* are moved to a GPU, compiled and compared with eager PyTorch there
+(`tests/gpu/test_zoo_gpu.py`). The column *not right* of the table uses these words:
 
 - *rounding*: results differ only in elements that depend on how matmuls are rounded, such as a near tie of `argmax`;
 - *healed*: some nodes were wrong, and agree after `verify(on_failure="heal")` has compiled them in another way;
@@ -196,7 +196,8 @@ def _untimed(data: dict[str, Any]) -> Iterator[str]:
     rows = [row for row in data["real"] if "failed" in row or len(row.get("ms", {})) < 2]
     right = (f"{_title(row)} in {row['dtype']} {row['ratio']:.1f}" for row in rows if "failed" not in row)
     failed = (f"{_title(row)} ({row['failed']['phase']})" for row in rows if "failed" in row)
-    for said, names in (("Error of models whose time was not compared", right), ("These methods failed", failed)):
+    untimed, unable = "*Error* of models whose times were not compared", "Failed, as model (method)"
+    for said, names in ((untimed, right), (unable, failed)):
         if found := ", ".join(names):
             yield filled(f"{_on(data)}. {said}: {found}.")
 

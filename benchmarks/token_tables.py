@@ -41,11 +41,11 @@ SUMMARY_HEAD = """
 ## Tokens and prompts of language models
 
 Decoders with random weights (Llama, unless the name is of another architecture) run with default settings and
-`cuda_graphs=True`. A *decoder step* is one call for a token or a prompt; it writes the last positions of the KV cache.
-Each cell has two times in milliseconds: of a step when the CPU waits after each step / when steps are enqueued one
-after the other. The column `torch.compile` is transformers' model with a static cache and `mode="reduce-overhead"`.
-*Ratio* is our time divided by that of `torch.compile`, computed for both times of a cell; the larger ratio is shown.
-*Copy* is the bandwidth at which our step reads weights, divided by the GPU's copy bandwidth.
+`cuda_graphs=True`. A *decoder step* is one call, for a token or a whole prompt, after which the KV cache is full. Each
+cell has two times in milliseconds: of a step when the CPU waits after each step / when steps are enqueued one after the
+other. The column `torch.compile` is transformers' model with a static cache and `mode="reduce-overhead"`. *Ratio* is
+*ours* divided by `torch.compile`: the larger one of the ratios of both times. *Copy* is the bandwidth at which our step
+reads weights, in percent of the bandwidth of a copy on the GPU.
 """
 SUMMARY_COLUMNS = ["model", "dtype", "batch", "positions", "tokens", "on", "ours", "torch.compile", "ratio", "copy"]
 OURS, COMPILED = ("pipeline + graph", "pipeline + graph, prompt_lens"), "static cache, reduce-overhead"

@@ -44,8 +44,8 @@ class Decompositions:
         return decomposition_table[target] if target in torch_enabled_decompositions else _operator_if_composite(target)
 
     def all_decompositions(self, target: object) -> Iterator[Function]:
-        """Yield all decompositions of an operator, registered and torch's; none for an operator that torch tags as core
-        ATen. `CallSearch` traces them to find calls of a user's operator."""
+        """Yield all functions that decompose an operator, the registered one first, then torch's; none for an operator
+        that torch tags as core ATen."""
         if isinstance(target, torch._ops.OpOverload) and torch.Tag.core not in target.tags:
             whole = target in torch_whole_decompositions and target not in self.disabled
             torchs = (decomposition_table[target] if whole else None, self.torch_decomposition(target))
@@ -74,8 +74,8 @@ class CallSearch:
     known: dict[Argument, bool] = field(factory=dict)
 
     def find_decomposition(self, call: Call, is_constant_node: Mapping[Node, bool]) -> Function | None:
-        """Return the first decomposition of a call's operator that leads, directly or by further ones, to a call that
-        ``is_wanted``; else None. ``is_constant_node`` tells for each argument node whether it is constant."""
+        """Return the first decomposition of a call's operator that contains a call that ``is_wanted`` (see the class),
+        directly or after further decompositions; else None. ``is_constant_node``: which argument nodes are constant."""
         given = tuple(is_constant_node[node] for node in argument_nodes(call.args, call.kwargs))
         for function in self.choices.all_decompositions(call.target):
             try:
@@ -89,7 +89,8 @@ class CallSearch:
         return None
 
     def _leads_to_wanted_call(self, template: Template, is_constant_argument: tuple[bool, ...]) -> bool:
-        """Return whether a traced decomposition, with these arguments constant, leads to a call that ``is_wanted``."""
+        """Return whether ``template`` contains a call that ``is_wanted``, directly or after further decompositions.
+        ``is_constant_argument``: for each placeholder of the template, whether its argument is constant."""
         key = (template.key, is_constant_argument)
         if key not in self.known:
             self.known[key] = False  # during its own search: a recursive operator adds nothing new
@@ -97,8 +98,8 @@ class CallSearch:
         return self.known[key]
 
     def find_wanted(self, graph: torch.fx.Graph, constant_inputs: Iterator[bool] | None = None) -> Node | None:
-        """Return the first call in a graph that is wanted or decomposes to a wanted call; None if there is no such
-        call. ``constant_inputs``: for the graph of a traced decomposition, whether each placeholder is constant."""
+        """Return the first call in ``graph`` that ``is_wanted``, or that decomposes to such a call; else None.
+        ``constant_inputs``: for a `Template`'s graph, whether each placeholder is constant; None for a program's."""
         constant: dict[Node, bool] = {}
         nodes: list[Node] = list(graph.nodes)
         for node in nodes:

@@ -156,8 +156,8 @@ def _real_inverse_of_half_spectrum(z: Pair, dim: int, length: Size) -> Pair:
 
 
 def _normalize(z: Pair, normalization: int, sizes: Sequence[Size]) -> Pair:
-    """Normalize a Fourier transform over dims of these sizes, with n elements together: return ``z`` for 0, ``z /
-    sqrt(n)`` for 1, ``z / n`` for 2."""
+    """Normalize ``z``, a Fourier transform over dims of these sizes, whose product is n: return ``z`` if
+    ``normalization`` is 0, ``z / sqrt(n)`` if it is 1, ``z / n`` if it is 2."""
     count: Size = math.prod(sizes)
     if normalization == 0:
         return z

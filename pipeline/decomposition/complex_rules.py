@@ -36,6 +36,7 @@ def leaf_values(value: object) -> Iterator[object]:
 
 
 def _is_pair(value: object) -> bool:
+    """Return whether a value is a `Pair`, the real and imaginary part of a complex value."""
     return isinstance(value, Pair)
 
 
@@ -54,8 +55,9 @@ def _as_pairs(value: object) -> Argument:
 
 
 def rule_with_cast_results(rule: Rule, expected: object) -> Rule:
-    """Return ``rule`` with the parts of its results broadcast to one shape, and cast to the dtype of ``expected``. If
-    ``expected`` is real, imaginary parts are dropped. Pairs become plain tuples, which torch.fx can record."""
+    """Return ``rule`` with results like ``expected``, the operator's fake result: both parts of each `Pair` get one
+    shape and the dtype of ``expected``, and become a plain tuple, which torch.fx can record. If ``expected`` is real,
+    only the real part is returned."""
     dtype = next((v.dtype for v in leaf_values(expected) if isinstance(v, torch.Tensor)), torch.float32)
 
     def settle(result: object) -> object:
@@ -192,7 +194,8 @@ def complex_zeros(size: Argument, *, device: torch.device | None = None, **optio
 
 
 def rule_like_addmm(product: Rule) -> Rule:
-    """Return the rule of an operator such as ``addmm``, beta * c + alpha * (a b), given the rule of the product a b."""
+    """Return the rule of an operator such as ``addmm``: ``beta * c + alpha * product(a, b)``. ``product``: a matmul's
+    rule."""
 
     def rule(c: Argument, a: Argument, b: Argument, *, beta: Argument = 1, alpha: Argument = 1) -> Argument:
         return add(c if beta == 1 else multiply(c, beta), product(a, b), alpha=alpha)

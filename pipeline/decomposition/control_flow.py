@@ -103,6 +103,7 @@ def _inline_obstacle(node: Node, module: torch.fx.GraphModule) -> str:
 
 
 def _scan_step_count(node: Node) -> object:
+    """Return the number of steps of a ``scan`` node, the first size of its inputs: an int, or a SymInt if dynamic."""
     _, _, given, *_ = node.args
     return given[0].meta["val"].shape[0]  # type: ignore[index, union-attr]
 
@@ -155,7 +156,8 @@ class ControlFlow:
         self.maps = 0
 
     def expand(self, node: Node, args: Argument) -> Argument | None:
-        """Return the results of a control-flow node, expanded into operators; None if the node stays in PyTorch."""
+        """Emit operators that compute a control-flow node, and return its results as a tuple; return None, and emit
+        nothing, if the node stays in PyTorch. ``args``: the node's arguments, as values in the new graph."""
         if _control_flow_name(node) not in _EXPAND:
             return None
         if any(map(self.is_kept_undecomposed, (node, *_inner_control_flow(node)))) or expansion_obstacle(node):

@@ -74,8 +74,8 @@ def fold_constants(program: Program) -> Program:
 
 class _Recipes:
     """A `Recipe` for each constant of a program, by placeholder: the operator calls (steps) that compute the constant.
-    Folding adds recipes. Names of recipes are unique. Names of steps differ from the names of parameters and of other
-    nodes' steps, since recipes may be merged."""
+    `add` adds the recipe of a folded node. Each recipe's name is unique. Each node's step has a name that no other step
+    and no parameter has, since a recipe may contain the steps of others."""
 
     def __init__(self, program: Program) -> None:
         self.known = dict(program.constants)

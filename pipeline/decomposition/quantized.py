@@ -54,10 +54,10 @@ def normalize_quantization(program: Program) -> Program:
 
 
 def eager_source(program: Program, normalized: Program) -> Program:
-    """Return the program that eager PyTorch runs in place of engines: the captured program, or the normalized program
-    if the captured one calls ModelOpt's operators (``tensorrt::``), which run only on its GPU. Nodes whose results
-    nothing reads are dropped: one that reads a number from a tensor would wait for the GPU, which is impossible in a
-    CUDA graph."""
+    """Return the program that eager PyTorch runs in place of engines: the captured ``program``, or ``normalized`` (by
+    `normalize_quantization`) if ``program`` calls ModelOpt's own operators (``tensorrt::``). Calls whose results
+    nothing reads are dropped: if one reads a number from a tensor (``item``), the CPU would wait for the GPU, which a
+    CUDA graph cannot record."""
     if any(schema_name(node.target).startswith("tensorrt::") for node in program.graph.nodes):
         program = normalized
     if any(map(_is_unread_call, program.graph.nodes)):
@@ -70,6 +70,7 @@ def eager_source(program: Program, normalized: Program) -> Program:
 
 
 def _is_unread_call(node: Node) -> bool:
+    """Return whether a node is an operator call without random numbers, or part of its result, that no node reads."""
     computes = node.target is operator.getitem or (node.op == "call_function" and is_operator(node))
     return computes and not node.users and not has_randomness(node)
 
@@ -80,7 +81,8 @@ def _is_quantized_tensor(node: Node) -> bool:
 
 
 class _Normalizer:
-    """Rewrites the quantization operators of a graph. ``constant``: whether each node of the old graph is constant."""
+    """Copies a program's graph, with plain operators in place of quantization operators. For each node of the program's
+    graph, ``constant``: whether it is constant; ``env``: its value in the copy."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph = program, torch.fx.Graph()
@@ -158,7 +160,8 @@ class _Normalizer:
         return self.bind_form(FORMS[name], {**arguments, next(iter(arguments)): numbers}, (PAIR,), len(other))
 
     def is_same_argument(self, a: Argument, b: Argument) -> bool:
-        """Return whether two arguments are one node or equal numbers: exports have a separate constant for each use."""
+        """Return whether two arguments are the same node, equal Python values or constant nodes of one equal number: an
+        export may have a separate constant for each use of a number."""
         if isinstance(a, Node) and isinstance(b, Node) and a is not b:
             small = all(self.constant.get(each) and each.meta["val"].numel() == 1 for each in (a, b))
             return small and torch.equal(self.evaluate(a), self.evaluate(b))
@@ -167,9 +170,11 @@ class _Normalizer:
     def bind_form(
         self, form: Argument, values: Mapping[str, Argument], extra: tuple[Argument, ...] = (), count: int | None = None
     ) -> BoundForm:
-        """Return a function that computes a quantization operator by plain operators (``form``, with its arguments
-        ``known`` and ``extra`` bound), and the positional arguments to call it with: the first ``count`` of ``values``,
-        the operator's arguments by name."""
+        """Return a function that computes a quantization operator by plain operators, and its arguments.
+
+        ``values``: the operator's arguments, by name. The function's arguments are the first ``count`` of them (None:
+        all). It returns ``form(known, *arguments, *extra)``, where ``known`` are the call's `Facts`.
+        """
         tensors = {name: value for name, value in values.items() if isinstance(value, Node)}
         constant = {name for name, value in values.items() if not isinstance(value, Node) or self.constant[value]}
         constant |= {"scale"} if "scales" in constant else set()
@@ -207,8 +212,8 @@ def _set_name(function: Argument, name: str) -> Argument:
 
 
 def _dequantize_instead_of_cast(dtype: torch.dtype, weight: torch.Tensor) -> Argument:
-    """Return a quantized weight as floats, by a dequantization of scale 1, so that the weight itself stays
-    quantized."""
+    """Return a quantized weight as floats of ``dtype``. A dequantization of scale 1 replaces the graph's cast: it is
+    never folded, so the program keeps the quantized weight."""
     one = torch.ones((), dtype=torch.float32, device=weight.device)
     type = "int8" if weight.dtype == torch.int8 else "fp8"
     return operators.dequantize(weight, one, type, [-1] * weight.dim(), dtype)

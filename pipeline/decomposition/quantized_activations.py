@@ -57,7 +57,8 @@ class GraphEdit:
         return node
 
     def insert_dequantized_weight(self, before: Node, *arguments: Argument) -> Node:
-        """Insert a weight before a node: a call of the operator ``dequantize`` with these arguments."""
+        """Insert a call of the operator ``dequantize`` before a node, and return it. ``arguments``: the quantized
+        values, the scales, the type (``"int8"``), the block shape and the dtype of the result."""
         return self.insert(before, DEQUANTIZE, arguments)
 
     def insert_cast(self, before: Node, x: Node, dtype: torch.dtype) -> Node:
@@ -78,9 +79,9 @@ class GraphEdit:
     def propagate_replacement(
         self, node: Node, replacement: Node, is_end: Callable[[Node], bool]
     ) -> Iterator[tuple[Node, Node, Node]]:
-        """Follow the readers of ``node`` through operators that only move elements, up to nodes for which ``is_end`` is
-        true, and repeat these operators on ``replacement``. Yield each such end, the value that it reads, and that
-        value's replacement."""
+        """Yield ``(end, old, new)`` for each node ``end`` for which ``is_end`` holds, and that reads ``node``, directly
+        or through operators that only move elements, such as reshapes. ``old`` is the value that ``end`` reads, and
+        ``new`` the same value computed from ``replacement``: the operators in between are repeated."""
         waiting = [(node, replacement)]
         while waiting:
             old, replacement = waiting.pop()
@@ -104,7 +105,8 @@ def replace_float8_casts_by_pairs(program: Program) -> Program:
 
 
 def _replace_cast_by_pair(edit: GraphEdit, cast: Node, reader_dtypes: list[torch.dtype]) -> None:
-    """Replace a cast to E4M3 by a quantize/dequantize pair in all readers that cast it back, to one of these dtypes."""
+    """Let the nodes that cast the result of ``cast`` (to E4M3) back to floats read a quantize/dequantize pair instead.
+    ``reader_dtypes``: the dtypes to which they cast."""
     x = cast.args[0]
     wide = edit.insert_cast(cast, x, reduce(torch.promote_types, reader_dtypes, x.meta["val"].dtype))
     one = edit.insert(cast, aten.ones.default, ([],), dtype=torch.float32, device=x.meta["val"].device)

@@ -32,11 +32,11 @@ class Facts:
 
 @frozen
 class Scheme:
-    """The parameters of a quantization: the range of quantized values, and the number of elements along each dim that
-    share a scale.
+    """The parameters of a quantization: ``low`` and ``high``, the range of quantized values, and ``block``, the number
+    of elements along each dim that share a scale (-1: all).
 
-    ``inverse``: the reciprocal of the scale in float64, if the scale is a Python number. ``adds_zero_first``: zero
-    points are added before rounding, as per-token quantizers do.
+    ``inverse``: the reciprocal of the scale in float64 if the scale is a Python number; None if it is a tensor.
+    ``adds_zero_first``: quantizing adds zero points before it rounds, as per-token quantizers do, not afterwards.
     """
 
     low: int
@@ -85,7 +85,8 @@ def expand_per_element(block_values: Tensor, shape: Sequence[Argument], block: S
 
 
 def fake_quantize(known: Facts, x: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme) -> Tensor:
-    """Return ``x`` quantized and dequantized, in its dtype. ``known``: the constant arguments, and the zero point."""
+    """Return ``x`` quantized and dequantized, in its dtype. ``known``: which arguments are constant, and the number in
+    ``zero`` if all elements share it; they decide which operators are used. ``scheme``: the range and block shape."""
     if known.has_constant("input"):
         return dequantize_weight(known, quantize_values(x, scale, zero, scheme), scale, zero, scheme, x.dtype)
     if known.has_constant("scale") and scale.numel() == 1 and scheme.uses_full_int8(known.zero):
@@ -103,7 +104,7 @@ def quantize_values(x: Tensor, scale: Tensor, zero: Tensor | None, scheme: Schem
 
 
 def dequantize_values(q: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme, dtype: torch.dtype) -> Tensor:
-    """Return the dequantized values ``(q - zero) * scale`` in ``dtype``."""
+    """Return ``(q - zero) * scale`` in ``dtype``. ``scheme.block``: which elements share a scale and a zero point."""
     wide = torch.float32 if not scale.dtype.is_floating_point else torch.promote_types(scale.dtype, dtype)
     q = q.to(wide)
     if zero is not None:
@@ -114,8 +115,9 @@ def dequantize_values(q: Tensor, scale: Tensor, zero: Tensor | None, scheme: Sch
 def dequantize_weight(
     known: Facts, q: Tensor, scale: Tensor, zero: Tensor | None, scheme: Scheme, dtype: torch.dtype
 ) -> Tensor:
-    """Dequantize constants ``q`` by an operator that is not folded, so that they stay quantized. A zero point that all
-    elements share, or of a low-bit type, is subtracted before dequantizing; others are subtracted afterwards."""
+    """Return ``(q - zero) * scale`` in ``dtype`` for constant quantized values ``q``, which the program keeps (see
+    `dequantize_unfolded`). ``known``: see `Facts`; ``scheme``: the range and the block shape. Zero points are
+    subtracted before dequantizing if the difference fits into INT8, else afterwards."""
     each, block = reshape_per_block(scale, q.shape, scheme.block), list(scheme.block)
     less = 0 if known.zero is None else known.zero
     type = None if known.zero is None else scheme.type_without_zero_point(less)
@@ -133,7 +135,8 @@ def dequantize_weight(
 
 
 def dequantize_unfolded(codes: Tensor, scale: Tensor, type: str, block: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Dequantize ``codes``, quantized values, by an operator that is not folded, so that weights stay quantized."""
+    """Dequantize ``codes``, values of a ``type`` in `TYPES`, by the operator ``dequantize``. Constant folding leaves it
+    in the graph, so that weights stay quantized. ``block``: how many elements along each dim share a scale."""
     made: Tensor = operators.dequantize(codes, scale, type, list(block), dtype)
     return made
 

@@ -38,16 +38,16 @@ E2M1: Final = 6.0
 
 
 def modelopt_quantize(
-    known: Facts, input: Tensor, amax: Tensor, bits: int, exponent_bits: int, unsigned: bool, narrow_range: bool
+    known: Facts, input: Tensor, amax: Tensor, num_bits: int, exponent_bits: int, unsigned: bool, narrow_range: bool
 ) -> Argument:
     """Compute ModelOpt's ``quantize_op`` by plain operators. ``known``: the constant arguments. Schema: (Tensor input,
     Tensor amax, int num_bits, int exponent_bits, bool unsigned, bool narrow_range) -> Tensor"""
-    if (bits, exponent_bits) != (8, 4) and exponent_bits:
+    if (num_bits, exponent_bits) != (8, 4) and exponent_bits:
         return NotImplemented
     block = _block_shape_of_scale(amax, input)
-    up = (E4M3 if exponent_bits else 2.0 ** (bits - 1 + unsigned) - 1) / torch.where(amax == 0, 1.0, amax.float())
+    up = (E4M3 if exponent_bits else 2.0 ** (num_bits - 1 + unsigned) - 1) / torch.where(amax == 0, 1.0, amax.float())
     scale = torch.where(amax == 0, 0.0, 1.0 / up)
-    high = int(2 ** (bits - 1 + unsigned) - 1)
+    high = int(2 ** (num_bits - 1 + unsigned) - 1)
     scheme = Scheme(0 if unsigned else -high - (not narrow_range), high, block)
     if known.has_constant("input"):
         scaled = input.float() * up
@@ -173,9 +173,9 @@ def q_or_dq_affine(
 
 
 def q_or_dq_affine_float8(known: Facts, input: Tensor, scale: Tensor, dtype: torch.dtype) -> Argument:
-    """Compute torchao's ``quantize_affine_float8_non_decomposed`` or ``dequantize_affine_float8_non_decomposed`` by
-    plain operators. ``known``: the constant arguments. Schema: (Tensor tensor, Tensor scale, ScalarType
-    float8_dtype=float8_e4m3fn) -> Tensor"""
+    """Compute torchao's ``quantize_affine_float8_non_decomposed`` (for a wider float) or
+    ``dequantize_affine_float8_non_decomposed`` (for E4M3) by plain operators. ``known``: the constant arguments.
+    Schema: (Tensor tensor, Tensor scale, ScalarType float8_dtype=float8_e4m3fn) -> Tensor"""
     block = _block_shape_of_scale(scale, input)
     if not input.dtype.is_floating_point or input.dtype.itemsize > 1:
         scaled = input.float() / expand_per_element(scale.float(), input.shape, block)
@@ -237,7 +237,8 @@ def scaled_matmul(
 
 
 def _matmul_operand(is_constant: bool, x: Tensor, scale: Tensor, block: Sequence[int]) -> Tensor:
-    """Return a matmul operand in float32: ``x`` cast or, if constant, dequantized by an operator that is not folded."""
+    """Return a matmul operand in float32: ``x`` cast or, if it is constant, dequantized by `dequantize_unfolded`, so
+    that the program keeps the quantized ``x``. ``block``: how many elements along each dim share a scale (-1: all)."""
     if not is_constant:
         return x.float()
     return dequantize_unfolded(x, reshape_per_block(scale.float(), x.shape, block), "fp8", block, torch.float32)
@@ -252,8 +253,9 @@ def _q_or_dq(
     dtype: torch.dtype,
     out: Argument = None,
 ) -> Argument:
-    """Quantize a float ``x`` to ``dtype``, or dequantize a quantized ``x`` to ``out`` (None: float32). If ``out`` is
-    the marker `PAIR`, quantize and dequantize ``x``."""
+    """Return a float ``x`` quantized to ``dtype``, or a quantized ``x`` dequantized to ``out`` (None: float32). If
+    ``out`` is `PAIR`, which stands for no dtype, return ``x`` quantized and dequantized. ``known``: which arguments are
+    constant (`Facts`); ``scheme``: the range and the block shape (`Scheme`)."""
     zero = None if known.zero == 0 else zero
     scale = scale.float() if scale.dtype == torch.float64 else scale
     if out is PAIR:

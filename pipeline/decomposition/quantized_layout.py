@@ -39,7 +39,8 @@ def lay_out_quantized(program: Program) -> Program:
 
 class _WeightLayout(GraphEdit):
     def lay_out(self) -> None:
-        """Change the graph so that TensorRT fuses the dequantization of weights into kernels (see the module)."""
+        """Change the graph so that TensorRT fuses the dequantization of weights into the kernels that read them: move
+        quantized values instead of floats, merge matmuls, arrange scales in blocks and pack 4-bit values."""
         waiting = [node for node in self.graph.nodes if self.is_weight(node)]
         while waiting:
             node = waiting.pop()
@@ -91,7 +92,8 @@ class _WeightLayout(GraphEdit):
         return self.insert_dequantized_weight(transposition, moved, scale, type, [block[d] for d in order], dtype)
 
     def reshape_weight(self, weight: Node, reshape: Node) -> Node | None:
-        """Return the reshaped weight if it has one scale, or if the reshape splits no part of a row with one scale."""
+        """Return the weight reshaped like ``reshape``, by reshaping its quantized values and scales. Return None if a
+        size is dynamic, or if a new row would cut a block (consecutive elements of a row that share a scale)."""
         codes, scale, type, block, dtype = weight.args
         shape, old = list(reshape.meta["val"].shape), weight.meta["val"].shape
         if any(not isinstance(size, int) for size in (*shape, *old)):
@@ -121,7 +123,8 @@ class _WeightLayout(GraphEdit):
         return self.insert_dequantized_weight(multiplication, codes, factor, type, block, dtype)
 
     def absorb_column_scales(self, weight: Node, matmul: Node) -> None:
-        """Make the factors by which a matmul's result is multiplied per column the scales of the matmul's weight."""
+        """If the only reader of a matmul multiplies each column of its result by a constant, replace both by a matmul:
+        the constants become the scales of its weight. ``weight``: the weight until now, with scale 1."""
         codes, scale, type, _, dtype = weight.args
         user = next(iter(matmul.users)) if len(matmul.users) == 1 else None
         if user is None or user.target is not aten.mul.Tensor or not _is_constant_one(scale) or len(weight.users) != 1:
@@ -155,19 +158,23 @@ class _WeightLayout(GraphEdit):
         if (codes, scale, type, block) != (weight.args[0], weight.args[1], weight.args[2], list(weight.args[3])):
             self.replace(weight, self.insert_dequantized_weight(weight, codes, scale, type, block, dtype))
 
-    def split_into_blocks(self, node: Node, scale: Node, block: list[int]) -> Scales | None:
-        """Return a matrix's scales for blocks along its first dim, as TensorRT's INT4 needs; None if impossible."""
-        shape = node.meta["val"].shape
+    def split_into_blocks(self, weight: Node, scale: Node, block: list[int]) -> Scales | None:
+        """Return the scales of a matrix in blocks along its first dim, as TensorRT's INT4 needs, and their block shape.
+        Return None if no supported block fits. ``block``: the block shape of ``scale``."""
+        shape = weight.meta["val"].shape
         if len(shape) != 2 or block[0] > 1:
             return (scale, block) if len(shape) == 2 and shape[0] % block[0] == 0 else None
         length = next((n for n in BLOCK_LENGTHS if block[0] == -1 and shape[0] % n == 0), None)
         if length is None:
             return None
-        rows = self.insert(node, aten.expand.default, (scale, [shape[0] // length, 1 if block[1] == -1 else shape[1]]))
+        rows = self.insert(
+            weight, aten.expand.default, (scale, [shape[0] // length, 1 if block[1] == -1 else shape[1]])
+        )
         return rows, [length, block[1]]
 
     def blocks_along_one_dim(self, weight: Node, scale: Node, block: list[int]) -> Scales:
-        """Return scales with blocks along one dim, and with a separate scale for each index of the other dims."""
+        """Return scales whose blocks are along one dim, and their block shape, such as ``[1, 32]``: along other dims,
+        scales are repeated for each index. A scale per channel (``[1, -1]``) stays. ``block``: the shape until now."""
         if not scale.meta["val"].dim() or (sorted(block)[:-1] == [-1] * (len(block) - 1) and max(block) <= 1):
             return scale, block
         shape = weight.meta["val"].shape
@@ -183,8 +190,8 @@ class _WeightLayout(GraphEdit):
         return scale, block
 
     def scale_per_channel(self, weight: Node, scale: Node, block: list[int]) -> Scales:
-        """Expand a convolution weight's scale to a scale per output channel. RTX 1.6 ignores the scales of a
-        convolution of FP8 by FP8 if both scales are single numbers (a result of 3e5 instead of 9 on an H200)."""
+        """Expand a convolution weight's single scale to a scale per output channel; return scales and block shape. RTX
+        1.6 ignores the scales of an FP8 convolution if input and weight have one each (3e5 instead of 9, H200)."""
         if not any(op_kind(user.target) is Kind.CONVOLVES and user.args[1] is weight for user in weight.users):
             return scale, block
         channels, *rest = weight.meta["val"].shape

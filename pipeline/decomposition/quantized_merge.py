@@ -65,7 +65,8 @@ def _multiply_in_original_shape(edit: GraphEdit, matmul: Node) -> None:
 
 
 def _can_merge(edit: GraphEdit, matmul: Node) -> bool:
-    """Return whether a matmul can merge: it alone reads its weight, scales are per column, its input is unquantized."""
+    """Return whether a matmul may be merged with others of the same input (`_MatmulMerger.merge`): no other node reads
+    its quantized weight, no two columns need to share scales, and its input is neither quantized nor constant."""
     x, weight = matmul.args
     if not (edit.is_weight(weight) and len(weight.users) == 1) or edit.constant[x] or x.target in PAIR_OPERATORS:
         return False
@@ -104,7 +105,7 @@ class _MatmulMerger:
         self.split_result(made, ends, columns)
 
     def concatenate_weights(self, weights: Sequence[Node], columns: Sequence[int]) -> Node:
-        """Return one weight with the columns of these weights."""
+        """Return one weight with the columns of all ``weights``. ``columns``: the number of columns of each."""
         if len(weights) == 1:
             return weights[0]
         codes = self.insert(aten.cat.default, ([weight.args[0] for weight in weights], 1))

@@ -85,8 +85,8 @@ def form_without_mask(form: Function) -> Function:
 
 
 def quantize_if_enabled(form: Function) -> Function:
-    """Return a function for fake quantizers with an on/off switch (``fake_quant_enabled``) and a mask, which is unread,
-    as second result: it returns ``(form(...), None)``, or the unquantized input and None if the switch is 0."""
+    """Return a form (see `FORMS`) for fake quantizers that also have a switch, ``fake_quant_enabled``, and a second
+    result, a mask that nothing reads. It returns ``(form(...), None)`` if the switch is on, else ``(input, None)``."""
 
     def wrapped(
         known: Facts, input: Tensor, scale: Tensor, zero: Tensor, on: Argument, low: int, high: int
@@ -100,9 +100,9 @@ def quantize_if_enabled(form: Function) -> Function:
 
 
 def can_use_form(node: Node, name: str, forms: MappingProxyType[str, Function]) -> bool:
-    """Return whether ``node`` can be replaced by its function in ``forms``, which calls plain operators. A node with
-    several results can only if nothing reads its mask, and only operators in ``forms`` read its scales and zero
-    points."""
+    """Return whether ``forms[name]``, a function that calls plain operators, can replace ``node``, a call of the
+    operator with the schema name ``name``. If the call has several results, nothing may read a fake quantizer's mask,
+    and only operators in ``forms`` may read scales and zero points."""
     if not isinstance(node.meta.get("val"), tuple | list):
         return True
     parts = list(node.users)

@@ -122,12 +122,14 @@ class Rewriter:
         return node
 
     def record_constant(self, node: Node) -> None:
-        """Record whether a node of the new graph is constant, which the search for a user's operators needs."""
+        """Record whether a node of the new graph depends only on constants. Such a node is folded, so the search for
+        calls that a user's converter may accept (``user_calls``) skips it."""
         if self.claims.claimed_targets:
             self.constant[node] = is_constant(node, self.constant, self.program)
 
     def keep_or_decompose(self, call: Call, accepts: Callable[[Node], bool]) -> Argument:
-        """Add a call unchanged if a converter accepts it or nothing decomposes it; else add torch's decomposition."""
+        """Add a call to the new graph, and return its result. The call stays as it is if a converter accepts its node
+        (``accepts``) or torch has no decomposition that applies; else torch's decomposition is added."""
         node = self.add_call(call)
         if not is_operator(node) or accepts(node) or is_slow_attention(node, self.program.settings):
             return node
@@ -143,8 +145,8 @@ class Rewriter:
         return inlined[0]
 
     def inline_preferred(self, call: Call) -> tuple[Argument] | None:
-        """Emit a call by a decomposition that leads to calls of a user's operator, or else by the registered one.
-        Return a tuple with one element, the call's result; None if there is no such decomposition."""
+        """Add a call's decomposition to the new graph. Prefer one with a call for which the user registered a converter
+        or decomposition; else use the registered one. Return ``(result,)``; None if there is none or none applies."""
         way = self.user_calls.find_decomposition(call, self.constant) if self.claims.claimed_targets else None
         own = self.choices.registered_for(call.target)
         if way is not None and way is not own:
@@ -152,7 +154,8 @@ class Rewriter:
         return own and self.inline_registered(own, call)
 
     def inline_registered(self, function: Function, call: Call) -> tuple[Argument] | None:
-        """Call `inline` for a registered decomposition, which may be a user's; an error names the decomposition."""
+        """Add ``function``, the registered decomposition of a call's operator, to the new graph. Return ``(result,)``;
+        None if it does not apply (see `inline`). If it fails, raise a `ConversionError` that names it."""
         try:
             inlined = self.inline(function, call)
             if inlined is not None:
@@ -170,7 +173,8 @@ class Rewriter:
             raise ConversionError(call.name or name, name, source_line_in(call.meta), why) from error
 
     def inline_complex_rule(self, call: Call) -> tuple[Argument] | None:
-        """Emit a complex operator by its rule on pairs of parts, and join the results; None if it has no rule."""
+        """Add a call of an operator on complex tensors to the new graph, computed by its rule (see `RULES`) from real
+        and imaginary parts. Return ``(result,)``, whose parts are joined to complex nodes; None if it has no rule."""
         rule = RULES.get(equivalent_operator(call.target))
         if rule is None:
             return None

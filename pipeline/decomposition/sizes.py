@@ -83,8 +83,8 @@ def _size_sources(inputs: Iterable[torch.fx.Node]) -> Mapping[str, InputSize]:
 def _live_and_size_nodes(
     graph: torch.fx.Graph, sources: Mapping[str, InputSize]
 ) -> tuple[set[torch.fx.Node], list[torch.fx.Node]]:
-    """Return the nodes that outputs depend on, and the nodes of sizes that can be computed from sizes of inputs. What
-    only such a size node reads is in neither."""
+    """Return the nodes that the outputs need, and the size nodes that these read and that can be computed from sizes of
+    inputs. Nodes that are needed only to read such a size are in neither. ``sources``: an input dim for each symbol."""
     live: set[torch.fx.Node] = set()
     sizes: set[torch.fx.Node] = set()
     waiting = [graph.output_node()]

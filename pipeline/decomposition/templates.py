@@ -44,7 +44,8 @@ class Call:
 
 @frozen(eq=False)
 class Template:
-    """The traced graph of a decomposition, with a placeholder for each argument node; ``key``: the calls' signature."""
+    """The traced graph of a decomposition, with a placeholder for each argument that is a node. It replaces every call
+    with the signature ``key``: the decomposition, the operator, and the arguments with their dtypes and sizes."""
 
     key: str
     graph: torch.fx.Graph
@@ -60,7 +61,8 @@ class Templates:
     def find(
         self, function: Callable[..., object], target: object, args: object, kwargs: object, expected: object
     ) -> Template | None:
-        """Return the template of a decomposition for a call that returns ``expected``; None if it does not apply."""
+        """Return the traced graph of ``function``, a decomposition of the operator ``target``, for a call with these
+        arguments and the fake result ``expected``; None if the decomposition does not apply to the call."""
         flat, spec = tree_flatten((args, kwargs))
         key = f"{function_name(function)} of {target} {fake_result_key(flat)} {spec}"
         if key not in self.known:
@@ -77,8 +79,9 @@ def argument_nodes(args: object, kwargs: object) -> list[torch.fx.Node]:
 def _trace_decomposition(
     function: Callable[..., object], flat_args: list[Any], spec: Spec, target: object, mode: FakeTensorMode
 ) -> torch.fx.GraphModule | None:
-    """Trace a decomposition for a call's arguments, flattened (``flat_args``) from the pytree ``spec``; their nodes
-    become placeholders. Return None if the decomposition does not apply."""
+    """Trace ``function``, a decomposition of the operator ``target``, for a call's arguments: ``flat_args`` and the
+    ``spec`` of their pytree. Each node among them becomes a placeholder. Return None if the decomposition does not
+    apply: if it returns NotImplemented, calls ``target`` itself, or needs values or sizes that are unknown."""
     fakes: list[Argument] = []
     for value in (v.meta["val"] for v in flat_args if isinstance(v, torch.fx.Node)):
         # tracing identifies tensors by identity, and nodes from one template share theirs
@@ -116,7 +119,7 @@ def _copy_lists(value: object) -> object:
 
 def _introduces_symbols(node: torch.fx.Node) -> bool:
     """Return whether a node of a traced decomposition has a data-dependent size (as ``nonzero`` has) that its inputs
-    lack: the trace created a new symbol for it, but the program already has one for this size."""
+    lack. Such a trace is not used: its symbol is new, while the program has another symbol for this size."""
 
     def symbols(nodes: Iterable[torch.fx.Node]) -> set[Argument]:
         return {s for n in nodes for v in tree_leaves(n.meta.get("val")) for s in free_unbacked_symbols(v)}
@@ -129,7 +132,8 @@ class _DoesNotApply(Exception):  # noqa: N818 - not an error
 
 
 def _specializes_sizes(template: torch.fx.GraphModule, expected: object) -> bool:
-    """Return whether the trace specialized on the size of a dynamic dim, as some of torch's decompositions do."""
+    """Return whether a traced decomposition returns an int size where ``expected``, the call's fake result, has a
+    dynamic size: some of torch's decompositions specialize on sizes."""
     output = template.graph.output_node()
     made = [v.meta.get("val") if isinstance(v, torch.fx.Node) else v for v in tree_leaves(output.args)]
     pairs = zip(made, tree_leaves(expected), strict=False)

@@ -36,11 +36,11 @@ def unused_registrations(
     choices: Decompositions,
     refusals: Mapping[Declaration, Rejection],
 ) -> tuple[Unreached, ...]:
-    """Return records of the user's converters, decompositions and entries of ``torch_executed_ops`` that were not used,
-    with reasons; converters and decompositions only if the model calls their operators.
+    """Return an `Unreached`, with the reason, for each of the user's converters, decompositions and entries of
+    ``torch_executed_ops`` that was not used; for converters and decompositions only if the model calls their operators.
 
-    ``verdicts``: for each call, by name, the converter that is used. ``refusals``: for each user's converter that
-    refused a call, which was decomposed instead, the reason. If everything was used, nothing is traced.
+    ``verdicts``: for each call, by name, the converter that is used. ``claims``: what the user registered. ``choices``:
+    all decompositions. ``refusals``: for each user's converter that refused a call, the reason.
     """
     taken = [(verdict.target, verdict.choice) for verdict in verdicts.values() if verdict.choice is not None]
     used = {(target, choice.support, choice.priority) for target, choice in taken}
@@ -74,7 +74,8 @@ class _UnusedSearch:
     templates: Templates
 
     def unused_converters(self, declarations: list[Declaration]) -> Iterator[Unreached]:
-        """Yield a record, with the reason, for each of these unused converters whose operator the model calls."""
+        """Yield an `Unreached`, which states the reason, for each unused converter whose operator the model calls.
+        ``declarations``: all unused converters."""
         for declaration in declarations:
             found = self.find_call(declaration.key)
             if found is not None:
@@ -82,7 +83,8 @@ class _UnusedSearch:
                 yield Unreached(name, *self.reason_and_hint_for_converter(declaration, found))
 
     def unused_decompositions(self, operators: frozenset[Any]) -> Iterator[Unreached]:
-        """Yield a record, with the reason, for the decomposition of each of these operators that the model calls."""
+        """Yield an `Unreached`, which states the reason, for each unused decomposition whose operator the model calls.
+        ``operators``: all operators whose decomposition by the user was not used."""
         for op in sorted(operators, key=str):
             found = self.find_call(op)
             if found is not None:
@@ -90,8 +92,8 @@ class _UnusedSearch:
                 yield Unreached(name, *self.reason_and_hint_for_decomposition(op, found))
 
     def find_call(self, target: object) -> Node | None:
-        """Return a call of an operator, or of a composite that decomposes to it, in the program or, for composites, in
-        the captured program; None if there is none."""
+        """Return a call of the operator ``target`` in the program. If there is none, return a call in the captured
+        program, of the operator or of a composite that decomposes to it; else None."""
         direct: Node | None = next((node for node in self.program.graph.nodes if node.target is target), None)
         if direct is not None:
             return direct

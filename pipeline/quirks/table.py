@@ -155,7 +155,7 @@ QUIRKS: Final = (
     ),
     Quirk(
         id="broadcast-in-reductions",
-        fault="A fused reduction kernel that broadcasts a value reads registers of threads that do not have the value.",
+        fault="A fused reduction kernel that broadcasts a value reads it from registers of threads that lack it.",
         gpus=HOPPER,
         trigger="a value that is computed before a reduction and broadcast after it (`softmax(x) * y`)",
         instead="the value is expanded in a separate kernel (`quirks.broadcast_after_reduction`)",
@@ -168,7 +168,7 @@ QUIRKS: Final = (
     ),
     Quirk(
         id="sums-of-few",
-        fault="A fused reduction kernel computes a sum of up to six elements once, and uses it for other elements too.",
+        fault="A fused reduction kernel computes one sum of up to six elements, and uses it in place of others, too.",
         gpus=HOPPER,
         trigger="a reduction of 2 to 6 elements that a larger reduction reads (`x.softmax(1).mean(2)` of [5, 4, 20])",
         instead="a barrier after the sum, or the sum expanded in a separate kernel (`quirks.inlined_reductions`)",

@@ -62,5 +62,5 @@ def test_rows_are_completed_without_a_gpu_and_become_a_table(tmp_path: Path, mon
     [row] = summaries._real(done)
     assert row == ["small", "float32", "H200, RTX 1.6", "2 / 1.5", "2.5 / 1", "eager", "1.50", "0.25", "12%", "1.0"]
     assert [*summaries._untimed(done)] == [
-        "H200, RTX 1.6. Error of models whose time was not compared: alone in float16 1.2.\n"
+        "H200, RTX 1.6. *Error* of models whose times were not compared: alone in float16 1.2.\n"
     ]
