@@ -133,11 +133,10 @@ class EngineSession:
         into: Mapping[int, torch.Tensor] = NOWHERE,
         shapes_key: object = None,
     ) -> list[Leaf]:
-        """Return the outputs of a run on the stream, which must be the current one.
+        """Enqueue a run on ``stream``, which must be the current stream, and return the outputs.
 
         Args:
             inputs: tensors and ints in the order of the network's inputs.
-            stream: the stream on which the run is enqueued.
             reuse_outputs: return session memory, which the next run overwrites, instead of copies.
             in_place: copy no tensor: read every input in place, and write every output to new memory.
             into: memory for some outputs, by output index: used where this run would allocate new memory.

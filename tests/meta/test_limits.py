@@ -17,21 +17,21 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "ONNX": (480, ("artifact/epcontext.py", "export_fixes/onnx_file.py")),
     "reference executor": (1_590, ("runtime/reference/",)),
     "TorchScript": (
-        1_500,
+        1_510,
         (
             "export_fixes/torchscript/",
             "compat/torchscript/",
         ),
     ),
     "decisions and branches": (
-        410,
+        420,
         (
             "export_fixes/example_guards.py",
             "export_fixes/branches.py",
         ),
     ),
     "sharded models": (
-        1_110,
+        1_120,
         (
             "distributed/",
             "converters/collectives.py",
@@ -45,7 +45,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "exports by transformers": (90, ("compat/transformers/exporters.py",)),
     "language models of transformers": (3_450, ("compat/transformers/",)),
     "names of Torch-TensorRT": (
-        1_950,
+        1_960,
         (
             "compat/torch_tensorrt/",
             "compat/__init__.py",
@@ -71,7 +71,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "facts of operators": (2_000, ("aten/",)),
     "sizes": (1_220, ("shapes/",)),
     "stages": (
-        3_740,
+        3_770,
         (
             "stages/",
             "compose/",
