@@ -62,7 +62,7 @@ def _row_dims_of_elementwise(node: Node, result_dim: int) -> ArgumentDims | None
             return None
         own = result_dim - rank_of(node) + rank_of(value)
         given: Expr = shape_of(value.meta["val"])[own] if own >= 0 else 1
-        if given == size:
+        if own >= 0 and given == size:
             found[i] = own
         elif given != 1:
             return None

@@ -170,6 +170,7 @@ STEPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "summed up": lambda x: x + x.cumsum(1),
     "all rows": lambda x: x.softmax(1) * x,
     "a row for all": lambda x: x - x[:, 2:3],
+    "a vector": lambda x: x + torch.arange(x.shape[-1]),
     "their mean": lambda x: x / (x.abs().mean(1, keepdim=True) + 1),
     "products": lambda x: x @ x[0].mT @ x[0] / 10,
     "of both": lambda x: x * x + x.sin(),
@@ -191,12 +192,13 @@ class Chain(nn.Module):
 @given(
     st.lists(st.sampled_from(sorted(STEPS)), max_size=6),
     st.tuples(
-        st.just(slice(None)),
+        st.sampled_from([slice(None), slice(1, None)]),
         st.one_of(st.integers(-LENGTH, LENGTH - 1), st.builds(slice, st.integers(-3, 3), st.integers(-3, 7))),
     ),
     st.integers(1, 2),
 )
 @example(["flattened"], (slice(None), 0), 1)
+@example(["a vector"], (slice(1, None), slice(None)), 1)  # no row of a dim of size 1
 def test_chains(steps: list[str], read: tuple[Any, ...], batch: int) -> None:
     x = X[:batch].double()  # steps may add up what rounds
     before = decomposed(Chain(steps, read), x)
