@@ -161,12 +161,14 @@ def engine_requests(converted: Converted) -> Iterator[EngineRequest]:
 
 def _binding_roles(program: Program, segment: Segment) -> dict[str, str]:
     """Return, by the name of an engine's input or output, which value of the program it is: ``input 0``, ``size 1``,
-    ``output [0]``, or ``inner 2`` (a value between segments, in graph order). Cache keys contain these roles, since a
-    network numbers its inputs in order of use: without roles, ``x - y`` and ``y - x`` would have the same key."""
+    ``output [0]``, or ``inner 2`` (values between segments, in graph order, then sizes that the host computes). Cache
+    keys contain these roles, since a network numbers its inputs in order of use: without roles, ``x - y`` and ``y - x``
+    would have the same key."""
     order = {node.name: i for i, node in enumerate(program.graph.nodes)}
     given = {name: f"size {i}" for i, name in enumerate(program.shapes)}
     given |= {port.name: f"input {i}" for i, port in enumerate(program.inputs)}
-    inner = sorted((port.name for port in segment.inputs if port.name not in given), key=lambda name: order[name])
+    others = (port.name for port in segment.inputs if port.name not in given)
+    inner = sorted(others, key=lambda name: (order.get(name, len(order)), name))
     places = {port.name: given.get(port.name) or f"inner {inner.index(port.name)}" for port in segment.inputs}
     for name, binding in output_binding_names(program.outputs, segment).items():
         uses = [i for i, output in enumerate(program.outputs) if output.value == name and not output.constant]

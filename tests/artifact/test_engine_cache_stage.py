@@ -11,6 +11,7 @@ import pytest
 import torch
 from attrs import frozen
 from torch import nn
+from torch.export import Dim
 
 import pipeline
 from pipeline.artifact import engine_cache_stage as stage
@@ -106,6 +107,22 @@ class Blocks(nn.Module):
         x = torch.linalg.pinv(self.first(x).tanh() + 3 * torch.eye(4))
         x = torch.linalg.pinv(self.second(x).tanh() + 3 * torch.eye(4))
         return x * y
+
+
+def test_an_engine_reads_sizes_that_the_host_computes(counts: list[int]) -> None:
+    class Larger(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            once = nn.functional.interpolate(x, scale_factor=1.5)
+            return torch.relu(nn.functional.interpolate(once[..., 1:], scale_factor=2.5))
+
+    store = Memory()
+    compile = pipeline.default(min_block_size=1).replace("build", pipeline.cached(store, Counted(counts)))
+    x, sizes = torch.randn(1, 2, 8, 8), ({2: Dim("h", min=4, max=16), 3: Dim("w", min=4, max=16)},)
+    for _ in range(2):
+        module = compile(Larger(), (x,), dynamic_shapes=sizes).module("reference")
+        for given in (x, x[:, :, :5, :7]):
+            torch.testing.assert_close(module(given), Larger()(given))
+    assert (counts, len(store)) == ([1], 1)
 
 
 def test_equal_blocks_of_a_program_share_one_plan(counts: list[int]) -> None:
