@@ -115,7 +115,8 @@ def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor:
     ):
         mark = handle.log.position()
         while not (built := _write_plan(handle, _builder_config(handle.builder, order, names, monitor), plan)):
-            if not _rename_duplicate(handle, names, handle.log.error_text_since(mark)):
+            message = handle.log.error_text_since(mark)
+            if not (_rename_duplicate(handle, names, message) or _name_dims(handle, message)):
                 break
             mark = handle.log.position()
         plan.file.flush()
@@ -165,6 +166,19 @@ def _rename_duplicate(handle: NetworkHandle, plan_names: dict[str, str], message
     given = {plan: name for name, plan in plan_names.items()}.get(found[1], found[1])
     tensors[found[1]].name = plan_names[given] = make_unique(f"{given}_", {*tensors})
     return True
+
+
+def _name_dims(handle: NetworkHandle, message: str) -> bool:
+    """Name the dynamic dims of inputs that have no name if TensorRT's message is that of its missing names, and return
+    whether one was named. TensorRT-RTX 1.6 fails so if only some dims have names (`name_dimensions`), and the size of
+    another depends on theirs, such as a diagonal's."""
+    found = False
+    for tensor in map(handle.net.get_input, range(handle.net.num_inputs if "_Map_base::at" in message else 0)):
+        for dim, size in enumerate(tensor.shape):
+            if size < 0 and not tensor.get_dimension_name(dim):
+                tensor.set_dimension_name(dim, f"{tensor.name}.{dim}")
+                found = True
+    return found
 
 
 @contextmanager

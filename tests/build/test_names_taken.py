@@ -65,3 +65,21 @@ def test_an_engine_store_knows_it(tmp_path: Path) -> None:
     made, again = (compiled(pipeline.cached(store)) for _ in range(2))
     assert again.engines[-1].digest == made.engines[-1].digest
     assert again.engines[-1].bindings == made.engines[-1].bindings != {}
+
+
+class Diagonal(nn.Module):
+    """A write to a diagonal in PyTorch: an engine reads ``min(rows, 7)`` elements beside tensors whose rows have a name."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """[N, 7], [N, 3] -> [N, 3]"""
+        x, y = x * 2, y * x.sum()
+        x.diagonal().fill_(1.0)
+        return y + x[:, :3].exp()
+
+
+def test_a_dim_without_a_name_beside_named_ones() -> None:
+    rows = Dim("rows", min=2, max=4)
+    compile = pipeline.default(min_block_size=1, torch_executed_ops=["aten.fill.Scalar"])
+    made = compile(Diagonal(), (torch.randn(2, 7), torch.randn(2, 3)), dynamic_shapes=({0: rows}, {0: rows}))
+    (given,) = (port for port in made.networks[-1].inputs if port.name == "fill_")
+    assert str(given).endswith("float32[-1]"), "the network has no name for it; the engine was built all the same"
