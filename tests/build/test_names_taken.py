@@ -68,7 +68,7 @@ def test_an_engine_store_knows_it(tmp_path: Path) -> None:
 
 
 class Diagonal(nn.Module):
-    """A write to a diagonal in PyTorch: an engine reads ``min(rows, 7)`` elements beside tensors whose rows have a name."""
+    """A write to a diagonal in PyTorch: an engine reads ``min(rows, 7)`` elements, beside tensors with named rows."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """[N, 7], [N, 3] -> [N, 3]"""
