@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from pipeline.impl import base
@@ -15,7 +14,6 @@ from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import binary
 from pipeline.impl.loops import State, in_float32, run_steps, split_into_chunks
 from pipeline.impl.reduce import reduce
-from pipeline.impl.reduce_scan import cumulative_sum
 from pipeline.impl.shape import as_size, bounds_of, expression, strided_slice
 from pipeline.impl.slice import narrow
 from pipeline.network.net import Net
@@ -71,13 +69,15 @@ def _parallel_scan(
     state the decayed states 1, 2, 4, … tokens before. ``tokens``: input, step, b and c of `selective_scan`."""
     rates = base.unsqueeze(net, a, [0, 3])  # [1, D, N, 1]
     input, step, b, c = (base.unsqueeze(net, x, [d]) for x, d in zip(tokens, (2, 2, 1, 1), strict=True))
-    since = cumulative_sum(net, step, 3, torch.float32)
-    first = binary(net, "PROD", _decay_factor(net, rates, narrow(net, since, 3, 0, 1)), base.unsqueeze(net, state, [3]))
+    first = binary(net, "PROD", _decay_factor(net, rates, narrow(net, step, 3, 0, 1)), base.unsqueeze(net, state, [3]))
     added = binary(net, "PROD", binary(net, "PROD", step, input), b)
     states = binary(net, "SUM", added, strided_slice(net, first, [3], [0], [length], mode="FILL"))
+    since = step  # of the last `back` tokens; differences of one cumulative sum would cancel
     for back in (1 << k for k in range((longest - 1).bit_length())):
-        left = _decay_factor(net, rates, binary(net, "SUB", since, _shift_right(net, since, back, length)))
+        left = _decay_factor(net, rates, since)
         states = binary(net, "SUM", states, binary(net, "PROD", left, _shift_right(net, states, back, length)))
+        if 2 * back < longest:
+            since = binary(net, "SUM", since, _shift_right(net, since, back, length))
     output = reduce(net, "SUM", binary(net, "PROD", states, c), [2], False)
     return output, base.squeeze(net, narrow(net, states, 3, as_size(expression(length) - 1), 1), [3])
 
