@@ -180,7 +180,7 @@ def a_call_that_would_end_the_process(rank: int, folder: Path) -> None:
     _, model = sharded(BY_ROWS_AND_COLUMNS)
     check_call_is_safe(model)
     ranks = SimpleNamespace(device_type="cuda", get_all_groups=mesh().get_all_groups)
-    of_a_gpu = SimpleNamespace(whole=SimpleNamespace(device_mesh=ranks))
+    of_a_gpu = SimpleNamespace(dtensor=SimpleNamespace(device_mesh=ranks))
     refused = pytest.raises(pipeline.CaptureError, match="Block is sharded over GPUs with the backend gloo")
     with patch.object(pipeline.distributed.sharded, "_sharded_tensors", lambda model: [of_a_gpu]), refused:
         check_call_is_safe(model)
