@@ -60,7 +60,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "decomposition": (3_290, ("decomposition/",)),
     "partitioning": (1_080, ("partitioning/",)),
     "networks": (1_670, ("network/",)),
-    "engine builds": (930, ("build/",)),
+    "engine builds": (950, ("build/",)),
     "runtime": (5_460, ("runtime/",)),
     "files and the engine cache": (4_900, ("artifact/",)),
     "verification": (2_670, ("verification/",)),
