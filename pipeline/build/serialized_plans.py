@@ -169,16 +169,16 @@ def _rename_duplicate(handle: NetworkHandle, plan_names: dict[str, str], message
 
 
 def _name_dims(handle: NetworkHandle, message: str) -> bool:
-    """Name the dynamic dims of inputs that have no name if TensorRT's message is that of its missing names, and return
-    whether one was named. TensorRT-RTX 1.6 fails so if only some dims have names (`name_dimensions`), and the size of
-    another depends on theirs, such as a diagonal's."""
-    found = False
-    for tensor in map(handle.net.get_input, range(handle.net.num_inputs if "_Map_base::at" in message else 0)):
-        for dim, size in enumerate(tensor.shape):
-            if size < 0 and not tensor.get_dimension_name(dim):
-                tensor.set_dimension_name(dim, f"{tensor.name}.{dim}")
-                found = True
-    return found
+    """Name every unnamed dynamic dim of the inputs, if TensorRT reported the error that such dims cause; return whether
+    one was named. TensorRT-RTX 1.6 raises it if other dims have names (`name_dimensions`) and the unnamed size depends
+    on theirs, such as the length of a diagonal."""
+    if "_Map_base::at" not in message:
+        return False
+    inputs = map(handle.net.get_input, range(handle.net.num_inputs))
+    dims = [(x, d) for x in inputs for d, size in enumerate(x.shape) if size < 0 and not x.get_dimension_name(d)]
+    for tensor, dim in dims:
+        tensor.set_dimension_name(dim, f"{tensor.name}.{dim}")
+    return bool(dims)
 
 
 @contextmanager

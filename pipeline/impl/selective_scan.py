@@ -72,12 +72,12 @@ def _parallel_scan(
     first = binary(net, "PROD", _decay_factor(net, rates, narrow(net, step, 3, 0, 1)), base.unsqueeze(net, state, [3]))
     added = binary(net, "PROD", binary(net, "PROD", step, input), b)
     states = binary(net, "SUM", added, strided_slice(net, first, [3], [0], [length], mode="FILL"))
-    since = step  # of the last `back` tokens; differences of one cumulative sum would cancel
+    window = step  # the steps of the last `back` tokens, summed; differences of one cumulative sum would cancel
     for back in (1 << k for k in range((longest - 1).bit_length())):
-        left = _decay_factor(net, rates, since)
+        left = _decay_factor(net, rates, window)
         states = binary(net, "SUM", states, binary(net, "PROD", left, _shift_right(net, states, back, length)))
         if 2 * back < longest:
-            since = binary(net, "SUM", since, _shift_right(net, since, back, length))
+            window = binary(net, "SUM", window, _shift_right(net, window, back, length))
     output = reduce(net, "SUM", binary(net, "PROD", states, c), [2], False)
     return output, base.squeeze(net, narrow(net, states, 3, as_size(expression(length) - 1), 1), [3])
 

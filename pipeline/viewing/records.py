@@ -84,7 +84,7 @@ class NodeView:
     kernels: indices of the kernels that compute the node. fusion: for a quantizing or dequantizing node, whether a
         matmul or convolution reads the quantized values, as in `Compiled.quantization`.
     reason, hint: why the node runs in PyTorch, and how to change that.
-    healed: the alternative implementation that `pipeline.verify` chose, or the load of the engine.
+    healed: the alternative implementation, if `pipeline.verify` or the stage `load` compiled the node by another one.
     """
 
     name: str
