@@ -11,6 +11,8 @@ def test_captures_are_measured_against_what_they_may_take() -> None:
     assert found["nodes"] > 10
     assert found["capture_seconds"] > 0
     assert not found["refused"]
+    assert found["ratio"] > 0
+    found["ratio"] = 1.0  # this machine may do other work meanwhile: what is measured here decides nothing
     missed = capture.missed(capture.result([found, {**found, "ratio": 9.0}]))
     assert missed[-1] == "the worst is 9.0 times torch.export, not 2.0"
     assert not capture.missed(capture.result([found, {**found, "ratio": 9.0, "refused": True}]))
