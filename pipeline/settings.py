@@ -71,7 +71,7 @@ def _parse_weight_patterns(patterns: object) -> tuple[str, ...]:
 
 def _to_path(path: object) -> str | None:
     """Return the text of a path (``engine_cache_dir``); None stays None."""
-    if path is None or isinstance(path, str | os.PathLike):
+    if path is None or (isinstance(path, str | os.PathLike) and os.fspath(path)):
         return None if path is None else os.fspath(path)
     raise TypeError(f"engine_cache_dir must be a folder, an fsspec URL or None, got {path!r}")
 
@@ -82,7 +82,7 @@ def _to_path_or_flag(value: object) -> object:
 
 
 def _check_path_or_flag(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
-    if not isinstance(value, bool | str):
+    if not isinstance(value, bool | str) or value == "":
         raise TypeError(f"{field.name} must be True, False or a path, got {value!r}")
 
 

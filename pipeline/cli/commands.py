@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.cli.usage import UsageError, first_line
+from pipeline.cli.usage import UsageError, check_keeps_inputs, first_line
 from pipeline.errors import (
     AgreementWarning,
     ArtifactWarning,
@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = sys.argv[1:] if argv is None else argv
         # argparse would take the word after a bare --verify for its value
         options = _parse_arguments(["--verify=raise" if word == "--verify" else word for word in given])
+        check_keeps_inputs(options)
         with _show_warnings():
             code: int = 0
             if "run" in options:

@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_unflatten
 from pipeline.artifact.load import load_program as load
 from pipeline.cli.agreement import random_tensor
 from pipeline.cli.saved_program_commands import parse_input, parse_input_flags
-from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_exists
-from pipeline.cli.viewing import check_parent_folder
+from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_exists, check_output_file
 from pipeline.compiled import Compiled
 from pipeline.inputs import unwrap_constant
 from pipeline.profiling.measure import RUNS
@@ -35,8 +34,8 @@ def run_profile(options: argparse.Namespace) -> str:
     check_exists(options.file)
     if options.runs < 1:
         raise UsageError(f"--runs is {options.runs}: expected at least 1")
-    check_parent_folder(options.output)
-    check_parent_folder(options.trace)
+    check_output_file(options.output)
+    check_output_file(options.trace)
     require_gpu(f"a profile of {options.file}")
     program = load(options.file, options.operators)
     args, kwargs = tree_unflatten(list(inputs_in_order(program, options.inputs)), program.program.in_spec)

@@ -14,7 +14,7 @@ import torch
 from pipeline.artifact.load import load_program as load
 from pipeline.artifact.named_io import call_args, called_by_name, inputs_of
 from pipeline.artifact.serving import serve_config
-from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_exists
+from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_exists, check_output_file
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.program import Port
@@ -63,9 +63,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 def run_program(options: argparse.Namespace) -> str:
     """Run ``pipeline run``: call a saved program, and return the text to print, one line for each output."""
     check_exists(options.file)
-    folder = options.output.absolute().parent if options.output is not None else Path()
-    if not folder.is_dir():
-        raise UsageError(f"{options.output.name!r} cannot be written: the folder {str(folder)!r} does not exist")
+    check_output_file(options.output)
     program = _load_program(options)
     given = dict(_input_values(program, options.inputs))
     module = program.module(options.executor)
@@ -109,6 +107,7 @@ def run_serve_config(options: argparse.Namespace) -> str:
 def run_export(options: argparse.Namespace) -> str:
     """Run ``pipeline export``: write a saved program as an ONNX file; return the file's path."""
     check_exists(options.file)
+    check_output_file(options.output)
     target = options.output or Path(Path(options.file).stem).with_suffix(".onnx")
     try:
         _load_program(options).save(target, options.plan, format=options.format)
@@ -135,6 +134,8 @@ def parse_input_flags(program: Compiled, input_flags: Sequence[str]) -> dict[str
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--input is {text!r}: expected NAME=FILE.npy, or NAME=INTEGER for a size")
+        if name in found:
+            raise UsageError(f"--input {name} is given twice, as {found[name]!r} and {value!r}: pass it once")
         found[name] = value
     if unknown := [name for name in found if name not in names]:
         raise UsageError(f"--input: the program has no input {unknown[0]!r}, only {', '.join(names)}")
@@ -157,7 +158,8 @@ def parse_input(port: Port, text: str) -> Any:
     if not isinstance(array, np.ndarray):
         raise UsageError(f"--input {port.name}: {text!r} is an archive of arrays; expected one array of numpy.save")
     try:
-        tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+        native = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
+        tensor = torch.from_numpy(native)
     except TypeError as error:
         raise UsageError(f"--input {port.name}: torch does not support the array in {text!r}: {error}") from None
     narrow = port.dtype is not None and not _is_numpy_dtype(port.dtype) and tensor.dtype == torch.float32

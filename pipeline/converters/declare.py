@@ -44,6 +44,7 @@ def dynamo_tensorrt_converter(
     if isinstance(key, FunctionType) and [*inspect.signature(key).parameters][1:] == [*TAKES[1:]]:
         raise TypeError(f"the target is missing: decorate {key.__name__} with @dynamo_tensorrt_converter(target)")
     target = target_of(key)
+    check_functional(target)
 
     def declare(function: F) -> F:
         _check_converter(function)
@@ -91,6 +92,21 @@ def target_of(key: object) -> Target:
     if name := name_of_traced_function(key):
         raise TypeError(f"a graph has no {name}, only its operators: {_operator_advice(name.rpartition('.')[2])}")
     return key
+
+
+def check_functional(key: object) -> None:
+    """Raise a `TypeError` for an in-place operator, for one with an argument ``out``, and for a packet of these alone:
+    capture replaces their calls by functional operators."""
+    overloads = [getattr(key, name) for name in key.overloads()] if isinstance(key, OpOverloadPacket) else [key]
+    if all(isinstance(op, OpOverload) and _writes_result(op._schema) for op in overloads):
+        space, name = overloads[0]._schema.name.split("::")
+        advice = _operator_advice(name.removesuffix("_")) if space == "aten" else "declare one that returns its result"
+        raise TypeError(f"a graph has no {key}, which writes to its arguments, only functional operators: {advice}")
+
+
+def _writes_result(schema: torch.FunctionSchema) -> bool:
+    """Return whether an operator writes its result to an argument: ``add_``, or ``add`` with ``out=``."""
+    return schema.is_mutable and (schema.name.endswith("_") or any(each.is_out for each in schema.arguments))
 
 
 def operator_by_name(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., Any]:

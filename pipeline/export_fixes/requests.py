@@ -124,7 +124,10 @@ def _ranges_over_profiles(
 ) -> dict[int, Any]:
     """Return {dim: ``Dim`` over all profiles} of an input. ``specs``: the input's ``dynamic_shapes`` entry in each
     profile, whose ranges are appended to the profile's list in ``profiles``; ``path``: the input's name."""
-    sizes = [opt for _, opt, _ in value.ranges] if isinstance(value, Input) else list(value.shape)
+    ends_of_input = value.ranges if isinstance(value, Input) else [(size, size, size) for size in value.shape]
+    sizes = [opt for _, opt, _ in ends_of_input]
+    for spec in specs:
+        _check_profile_entry(path, len(sizes), spec)
     found: dict[int, Any] = {}
     for dim, size in enumerate(sizes):
         entries = [_entry_of_dim(spec, dim, len(sizes)) for spec in specs]
@@ -138,7 +141,21 @@ def _ranges_over_profiles(
         name = next((entry.__name__ for entry in entries if hasattr(entry, "__name__")), f"{path}_{dim}")
         if least < most:
             found[dim] = Dim(name, min=least, max=most)
+        elif most != size and len({*ends_of_input[dim]}) == 1:
+            why = f"profiles give {path} the size {most} in dimension {dim}, but its example has {size}"
+            raise ValueError(f"{why}: pass an example with a size of the profiles")
     return found
+
+
+def _check_profile_entry(path: str, rank: int, spec: Spec) -> None:
+    """Raise an error if a profile's entry for an input is neither a dict by dim nor a list with an entry for each."""
+    if not isinstance(spec, Mapping | list | tuple | None):
+        raise TypeError(f"profiles have {spec!r} for {path}: pass a dict from dimensions to sizes, or None")
+    if isinstance(spec, list | tuple) and len(spec) != rank:
+        raise ValueError(f"profiles have {len(spec)} entries for {path}, but this input has rank {rank}")
+    dims = spec if isinstance(spec, Mapping) else ()
+    if odd := [dim for dim in dims if not isinstance(dim, int) or not -rank <= dim < rank]:
+        raise ValueError(f"profiles have dimension {odd[0]!r} for {path}, but this input has rank {rank}")
 
 
 def _entry_of_dim(spec: Spec, dim: int, rank: int) -> Any:

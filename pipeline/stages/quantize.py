@@ -28,7 +28,7 @@ from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Templates
 from pipeline.errors import CalibrationError, PipelineError
 from pipeline.frozen import FrozenDict
-from pipeline.improvements.precision import Excluded, check_exclude, excludes
+from pipeline.improvements.precision import Excluded, check_exclude, excludes, warn_of_unmatched
 from pipeline.improvements.quantizing import fake_quantize_weight, scale_block_shape, weight_of
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.recipes import parameter_recipe, qualified_name
@@ -86,6 +86,7 @@ class Quantize:
 
     def __call__(self, program: Program) -> Program:
         """Return the program with quantized matmuls and convolutions; the argument is not changed."""
+        warn_of_unmatched(self.exclude, program.graph, self.name)
         return _Quantizer(program, self).run()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:
@@ -215,7 +216,9 @@ class _Quantizer:
         node.replace_input_with(weight, self.weights[weight])
         granularity = "in blocks of " + str(block[-1]) if block and block[-1] > 1 else "by output"
         said = f"{options.weights} weight {granularity}"
-        if options.activations is not None:
+        if options.activations is not None and not ranges[source.name]:
+            said += ", activations in floating point: all are 0 in calibration, which gives no range"
+        elif options.activations is not None:
             node.replace_input_with(source, self.insert_activation_pair(source, ranges[source.name], node))
             said += f", {options.activations} activations up to {ranges[source.name]:.4g}"
         self.record_decision(node, said)

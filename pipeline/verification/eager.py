@@ -3,6 +3,7 @@ Runs use eager's dtypes, a wider dtype, or random rounding errors. Calibration r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from pipeline.aten.graphs import results_of
 from pipeline.aten.interpreter import get_attribute, interpreter_of
 from pipeline.aten.traits import CONTRACTIONS, Kind, op_kind
 from pipeline.aten.types import Argument
+from pipeline.errors import CalibrationError
 from pipeline.improvements.precision import EXPONENTS, TABLE, op_name
 from pipeline.program import Program
 from pipeline.runtime.call_memory import CallLimit
@@ -228,7 +230,11 @@ class Calibration(EagerRun):
     def observe(self, node: torch.fx.Node, value: object) -> None:
         """Record the range of a node's value, if it is a requested activation."""
         if node.name in self.node_names and isinstance(value, Tensor):
-            self.ranges[node.name] = max(self.ranges.get(node.name, 0.0), self.method.compute(value))
+            found = self.method.compute(value)
+            if not math.isfinite(found):
+                why = f"the activation {node.name} reaches {found} on inputs in calibration"
+                raise CalibrationError(f"{why}, and a range must be finite", "leave these inputs out, or exclude its readers")
+            self.ranges[node.name] = max(self.ranges.get(node.name, 0.0), found)
 
 
 def measure_ranges(
