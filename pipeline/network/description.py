@@ -245,7 +245,7 @@ class _NetworkReader:
 
     def describe_input(self, tensor: trt.ITensor, default_name: str) -> Tensor:
         found = self.describe_tensor(tensor, default_name)
-        names = tuple(tensor.get_dimension_name(i) for i in range(len(found.shape)))
+        names = tuple(tensor.get_dimension_name(i) or "" for i in range(len(found.shape)))
         return attrs.evolve(found, dimension_names=names if any(names) else ())
 
     def describe_layer(self, layer: trt.ILayer, name: str) -> Layer:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,16 +14,17 @@ from attrs import evolve, frozen
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
-from pipeline.artifact.engine_cache_stage import engine_requests
+from pipeline.artifact.engine_cache_stage import cached, engine_requests
+from pipeline.artifact.load import load
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.capture.capture import capture
 from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
-from pipeline.errors import CaptureError, PipelineError, ShapeError
+from pipeline.errors import ArtifactWarning, CaptureError, PipelineError, ShapeError
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
-from pipeline.program import Partitioned, Program, is_operator
+from pipeline.program import Built, Converted, Partitioned, Program, is_operator
 from pipeline.records.wording import kind_of
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.runtime.state import find_buffer
@@ -33,7 +37,9 @@ from pipeline.testing.check import default_executors
 from pipeline.testing.compare import describe_outputs_difference
 from pipeline.testing.memory import ReturnedInputs, Snapshot, describe_shared_memory
 
-Kind = Literal["compiles", "deterministic", "blocks", "runs", "values", "mutation", "aliasing", "changed"]
+Kind = Literal[
+    "compiles", "deterministic", "cached", "saved", "blocks", "runs", "values", "mutation", "aliasing", "changed"
+]
 Entry = Literal["dims", "inputs", "exported"]
 Arguments = tuple[tuple[Leaf, ...], dict[str, Leaf]]
 
@@ -130,6 +136,7 @@ def check_model(
     sizes: Mapping[str, Any] | None = None,
     *,
     build: bool = False,
+    saved: bool = False,
     strided: bool = False,
     entry: Entry = "dims",
     partition: Any = None,
@@ -149,7 +156,8 @@ def check_model(
         make: a function or class that creates the model; it is called with a fixed seed.
         args, kwargs: pytrees of ``TensorSpec`` and plain values.
         sizes: the values of the names in shapes, ``{"n": (min, opt, max)}``.
-        build: build the engines too, and run them if there is a GPU.
+        build: build the engines too, take them from an engine cache, and run them if there is a GPU.
+        saved: save the program, load it, and compare the loaded program with eager.
         strided: also test non-contiguous tensors; only for models that do not mutate through views.
         entry: compile the module with ``Dim`` s (``"dims"``), with ``pipeline.Input`` s, or an ``ExportedProgram``.
         partition: a stage that replaces ``partition``.
@@ -164,8 +172,8 @@ def check_model(
     model = _parse_model(make, args, kwargs, sizes, entry)
     compile = default(**settings)
     compile = compile if partition is None else compile.replace("partition", partition)
-    compile = compile if build else compile.replace("build", unbuilt)
-    compiled = _compile_twice(model, compile, entry)
+    compiled = _compile_twice(model, compile, entry, _Store() if build else None)
+    compiled = _save_and_load(compiled) if saved else compiled
     _check_segments(compiled.partitioned)
     _check_inputs_are_read(compiled)
     for executor in executors or default_executors(build):
@@ -219,16 +227,20 @@ def _capture(model: Model, settings: CompilationSettings, entry: Entry) -> tuple
     return capture(exported, settings=settings), [*before, Snapshot.take(exported.state_dict, exported)]
 
 
-def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: Entry) -> Compiled:
+def _compile_twice(
+    model: Model, compile: Pipeline[Program, Compiled], entry: Entry, store: _Store | None = None
+) -> Compiled:
     """Compile the model twice, captured as ``entry`` says (see `check_model`); check that networks are equal and the
-    model and its inputs unchanged; return the compiled program."""
+    model and its inputs unchanged; return the compiled program. It has engines if ``store`` is an engine cache."""
+    compile = compile.replace("build", unbuilt if store is None else cached(store))
     try:
         program, before = _capture(model, compile.settings, entry)
         text = str(program)
         compiled: Compiled = compile(program)
         again = compile.until("convert")(program)
-        list(engine_requests(again))  # each can be kept
-    except CaptureError:
+        list(engine_requests(again))  # each can be cached
+        compiled = compiled if store is None else _with_cached_engines(compiled, again, store)
+    except (CaptureError, ModelError):
         raise
     except Exception as error:
         raise ModelError("compiles", f"compilation raised {type(error).__name__}: {error}") from error
@@ -239,6 +251,46 @@ def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: En
     if _as_text(compiled) != _as_text(again):
         raise ModelError("deterministic", f"two compilations differ:\n{_as_text(compiled)}\n\n{_as_text(again)}")
     return compiled
+
+
+class _Store(dict[str, bytes]):
+    """An engine store in memory."""
+
+    def load(self, key: str) -> bytes | None:
+        """Return the entry of a key, or None."""
+        return self.get(key)
+
+    def save(self, key: str, data: bytes) -> None:
+        """Save an entry."""
+        self[key] = data
+
+
+def _with_cached_engines(compiled: Compiled, converted: Converted, store: _Store) -> Compiled:
+    """Return the program with engines from the engine cache in which its engines were saved when they were built.
+    ``converted``: the same program, converted again. The cache must have all engines, with the same plans."""
+    built = cached(store, _fail_to_find)(converted)
+    if [engine.digest for engine in built.engines] != [engine.digest for engine in compiled.engines]:
+        raise ModelError("cached", "the engine cache returns other engines than were built")
+    return evolve(compiled, engines=built.engines)
+
+
+def _fail_to_find(converted: Converted) -> Built:
+    names = ", ".join(network.name for network in converted.networks)
+    raise ModelError("cached", f"the engine cache does not have {names}, though the same program was built with it")
+
+
+def _save_and_load(compiled: Compiled) -> Compiled:
+    """Return the program, saved and loaded; it must have the same segments and networks."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ArtifactWarning)  # no GPU
+        try:
+            compiled.save(path := Path(folder, "saved.trtp"))
+            loaded = load(path)
+        except Exception as error:
+            raise ModelError("saved", f"saving and loading raised {type(error).__name__}: {error}") from error
+    if _as_text(loaded) != _as_text(compiled):
+        raise ModelError("saved", f"the loaded program differs:\n{_as_text(loaded)}\n\n{_as_text(compiled)}")
+    return loaded
 
 
 def _as_text(record: Any) -> str:

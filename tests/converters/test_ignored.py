@@ -240,6 +240,14 @@ def test_an_enabled_decomposition_comes_before_converters() -> None:
     assert aten.relu.default not in {node.target for node in compile(nn.ReLU(), (X,)).graph.nodes}
 
 
+def test_what_torch_cannot_decompose_is_passed_over() -> None:
+    """torch's decomposition of gru raises for this layer, and is read only to tell of settings that are not used."""
+    compile = pipeline.default(min_block_size=1, torch_executed_ops={aten.gt.Scalar}).replace("build", unbuilt)
+    with pytest.warns(pipeline.UnreachedWarning, match="gt.Scalar"):
+        compiled = compile(nn.GRU(8, 4).eval(), (pipeline.Input(min_shape=(2, 3, 8), max_shape=(9, 3, 8)),))
+    assert not compiled.coverage.fallback
+
+
 def test_a_recorded_weight_keeps_its_name_and_its_recipe() -> None:
     def convert(ctx: Any, target: Any, args: Any, kwargs: Any, name: str) -> Any:
         bias, x, weight = args[:3]
