@@ -1,4 +1,4 @@
-"""Measure, on random inputs, the error of a compiled program against the model in eager PyTorch."""
+"""Measure, on one sample input, the error of a compiled program against the model in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from pipeline.cli.sources import Source
 from pipeline.compiled import Compiled, Executor
-from pipeline.inputs import Input, is_input
+from pipeline.verification.samples import create_sample, tuned_sizes
 
 
 @frozen
@@ -32,13 +32,15 @@ class Agreement:
 
 
 def measure_agreement(compiled: Compiled, source: Source) -> Agreement:
-    """Measure the error of a compiled program against the original model in eager PyTorch, on random inputs."""
-    module = compiled.module()
-    args, kwargs = random_inputs(source)
-    ours = module(*_clone_tensors(args), **_clone_tensors(kwargs))
+    """Measure the error of a compiled program against the original model in eager PyTorch, on inputs of the optimal
+    sizes: the model's own, or random ones."""
+    module, program = compiled.module(), compiled.program
+    sample = create_sample(program, tuned_sizes(program)[0])
+    (args, kwargs), (eager_args, eager_kwargs) = (sample.arguments(program, torch.device("cpu")) for _ in range(2))
+    ours = module(*args, **kwargs)
     model = source.model.module() if isinstance(source.model, ExportedProgram) else source.model
     with torch.no_grad():
-        eager = model(*args, **kwargs)
+        eager = model(*eager_args, **eager_kwargs)
     return largest_difference(ours, eager, module.executor)
 
 
@@ -65,34 +67,3 @@ def _absolute_and_relative_error(output_index: int, compiled: Any, eager: Any) -
     size = b.to(kind).abs().nan_to_num(0, 0, 0)
     absolute = float(gap.max()) if gap.numel() else 0.0
     return absolute, absolute / (float(size.max()) or 1.0) if absolute else 0.0
-
-
-def random_inputs(source: Source) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a model's ``args`` and ``kwargs``; each `Input`, which describes a tensor, becomes a random tensor."""
-    generator = torch.Generator().manual_seed(0)
-    arguments: Any = (tuple(source.args), dict(source.kwargs))
-    if isinstance(source.model, ExportedProgram):
-        arguments = source.model.example_inputs
-        if source.args:
-            arguments = tree_unflatten(list(source.args), source.model.call_spec.in_spec)
-        elif arguments is None:
-            raise ValueError("the exported file contains no example inputs: describe all its inputs with --input")
-
-    def value(example: object) -> object:
-        if isinstance(example, Input):
-            return random_tensor([opt for _, opt, _ in example.ranges], example.dtype, generator)
-        return example.detach().clone() if isinstance(example, torch.Tensor) else example
-
-    args, kwargs = tree_map(value, arguments, is_leaf=is_input)
-    return tuple(args), dict(kwargs)
-
-
-def random_tensor(shape: list[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Return a random tensor: normally distributed floats, bools, or the integers 0 and 1 (mostly valid as indices)."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, generator=generator).to(dtype)
-    return torch.randint(0, 2, shape, generator=generator).to(dtype)
-
-
-def _clone_tensors(pytree: object) -> Any:
-    return tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, pytree)

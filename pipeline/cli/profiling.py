@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch.utils._pytree import tree_unflatten
 
 from pipeline.artifact.load import load_program as load
-from pipeline.cli.agreement import random_tensor
 from pipeline.cli.saved_program_commands import parse_input, parse_input_flags
-from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_exists
-from pipeline.cli.viewing import check_parent_folder
-from pipeline.compiled import Compiled
-from pipeline.inputs import unwrap_constant
+from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_parent_folder
 from pipeline.profiling.measure import RUNS
+from pipeline.program import Program
 from pipeline.runtime.engine_load import require_gpu
+from pipeline.verification.samples import create_sample, tuned_sizes
 from pipeline.viewing.page import write_report
 
 
@@ -32,33 +29,24 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_profile(options: argparse.Namespace) -> str:
     """Run ``pipeline profile``: measure a saved program, and return the table to print."""
-    check_exists(options.file)
     if options.runs < 1:
         raise UsageError(f"--runs is {options.runs}: expected at least 1")
     check_parent_folder(options.output)
     check_parent_folder(options.trace)
     require_gpu(f"a profile of {options.file}")
-    program = load(options.file, options.operators)
-    args, kwargs = tree_unflatten(list(inputs_in_order(program, options.inputs)), program.program.in_spec)
-    found = program.profile(*args, runs=options.runs, **kwargs)
+    compiled = load(options.file, options.operators)
+    args, kwargs = tree_unflatten(inputs_in_order(compiled.program, options.inputs), compiled.program.in_spec)
+    found = compiled.profile(*args, runs=options.runs, **kwargs)
     if options.trace is not None:
         found.trace(options.trace)
     if options.output is not None:
-        write_report(program, options.output, Path(options.file).stem, found)
+        write_report(compiled, options.output, Path(options.file).stem, found)
     written = (f"written to {path}" for path in (options.output, options.trace) if path is not None)
     return "\n".join([str(found), *written])
 
 
-def inputs_in_order(program: Compiled, input_flags: Sequence[str]) -> Iterator[object]:
-    """Yield a program's inputs in order: values of flags ``NAME=FILE.npy``, else random tensors of optimal sizes."""
-    ports, generator = program.program.inputs, torch.Generator().manual_seed(0)
-    found = parse_input_flags(program, input_flags)
-    for port in ports:
-        if port.name in found:
-            yield parse_input(port, found[port.name])
-        elif port.kind == "constant":
-            yield unwrap_constant(port.value)
-        elif port.kind != "tensor" or port.dtype is None:
-            yield port.ranges[0].opt
-        else:
-            yield random_tensor([size.opt for size in port.ranges], port.dtype, generator)
+def inputs_in_order(program: Program, input_flags: Sequence[str]) -> list[object]:
+    """Return a program's inputs in order: values of flags ``NAME=FILE.npy``, else random ones of the optimal sizes."""
+    found, drawn = parse_input_flags(program, input_flags), create_sample(program, tuned_sizes(program)[0]).leaves
+    inputs = zip(program.inputs, drawn, strict=True)
+    return [parse_input(port, found[port.name]) if port.name in found else value for port, value in inputs]

@@ -190,19 +190,14 @@ def replace_folder(folder: Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         scratch.chmod(0o777 & ~mask)
-        _move_folder_into_place(scratch, folder)
+        old = folder.rename(scratch.with_name(f"{scratch.name}.old")) if folder.exists() else None
+        try:
+            scratch.rename(folder)
+        except OSError:
+            if old is not None:
+                old.rename(folder)
+            raise
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _move_folder_into_place(scratch: Path, folder: Path) -> None:
-    if not folder.exists():
-        scratch.rename(folder)
-        return
-    old = folder.rename(scratch.with_name(f"{scratch.name}.old"))
-    try:
-        scratch.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

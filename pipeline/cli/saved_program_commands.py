@@ -14,10 +14,10 @@ import torch
 from pipeline.artifact.load import load_program as load
 from pipeline.artifact.named_io import call_args, called_by_name, inputs_of
 from pipeline.artifact.serving import serve_config
-from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_exists
+from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_parent_folder
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
-from pipeline.program import Port
+from pipeline.program import Port, Program
 from pipeline.runtime.atomic import replace_file
 from pipeline.stages.verify import verify
 
@@ -62,12 +62,9 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_program(options: argparse.Namespace) -> str:
     """Run ``pipeline run``: call a saved program, and return the text to print, one line for each output."""
-    check_exists(options.file)
-    folder = options.output.absolute().parent if options.output is not None else Path()
-    if not folder.is_dir():
-        raise UsageError(f"{options.output.name!r} cannot be written: the folder {str(folder)!r} does not exist")
+    check_parent_folder(options.output)
     program = _load_program(options)
-    given = dict(_input_values(program, options.inputs))
+    given = dict(_input_values(program.program, options.inputs))
     module = program.module(options.executor)
     try:
         outputs = called_by_name(program.program, module, given)
@@ -81,10 +78,10 @@ def run_program(options: argparse.Namespace) -> str:
 
 def run_verify(options: argparse.Namespace) -> str:
     """Run ``pipeline verify``: compare a saved program with eager PyTorch; return errors and bounds as text."""
-    check_exists(options.file)
-    program = _load_program(options)
-    calls = [call_args(program.program, dict(_input_values(program, options.inputs)))] if options.inputs else None
-    return str(verify(inputs=calls, executor=options.executor)(program).agreement)
+    compiled = _load_program(options)
+    program = compiled.program
+    calls = [call_args(program, dict(_input_values(program, options.inputs)))] if options.inputs else None
+    return str(verify(inputs=calls, executor=options.executor)(compiled).agreement)
 
 
 def _load_program(options: argparse.Namespace) -> Compiled:
@@ -97,7 +94,6 @@ def _load_program(options: argparse.Namespace) -> Compiled:
 
 def run_serve_config(options: argparse.Namespace) -> str:
     """Run ``pipeline serve-config``: write a Triton model repository; return the text of config.pbtxt, and its path."""
-    check_exists(options.file)
     if options.output.exists() and not options.output.is_dir():
         raise UsageError(f"-o {options.output}: expected a folder, and this is a file")
     with warnings.catch_warnings():
@@ -108,7 +104,6 @@ def run_serve_config(options: argparse.Namespace) -> str:
 
 def run_export(options: argparse.Namespace) -> str:
     """Run ``pipeline export``: write a saved program as an ONNX file; return the file's path."""
-    check_exists(options.file)
     target = options.output or Path(Path(options.file).stem).with_suffix(".onnx")
     try:
         _load_program(options).save(target, options.plan, format=options.format)
@@ -117,19 +112,19 @@ def run_export(options: argparse.Namespace) -> str:
     return f"written to {target}"
 
 
-def _input_values(program: Compiled, input_flags: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _input_values(program: Program, input_flags: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Return (name, value) of each input, from flags ``NAME=VALUE``; raise a `UsageError` if one is missing."""
-    ports = {port.name: port for port in inputs_of(program.program)}
+    ports = {port.name: port for port in inputs_of(program)}
     found = parse_input_flags(program, input_flags)
     if missing := [name for name in ports if name not in found]:
-        known = ", ".join(port.text(program.program.shapes.words) for port in ports.values())
+        known = ", ".join(port.text(program.shapes.words) for port in ports.values())
         raise UsageError(f"--input {missing[0]}=FILE.npy is missing; the program's inputs are {known}")
     return ((name, parse_input(port, found[name])) for name, port in ports.items())
 
 
-def parse_input_flags(program: Compiled, input_flags: Sequence[str]) -> dict[str, str]:
+def parse_input_flags(program: Program, input_flags: Sequence[str]) -> dict[str, str]:
     """Parse the flags ``--input NAME=VALUE``: return the text of each value by input name."""
-    names = [port.name for port in inputs_of(program.program)]
+    names = [port.name for port in inputs_of(program)]
     found: dict[str, str] = {}
     for text in input_flags:
         name, equals, value = text.partition("=")

@@ -13,7 +13,8 @@ class UsageError(PipelineError):
 
 
 def add_saved_program_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
+    text = "a file that compiled.save or `pipeline compile --save` wrote"
+    parser.add_argument("file", metavar="FILE", type=_existing_file, help=text)
 
 
 def add_program_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +32,16 @@ def add_input_flag(parser: argparse.ArgumentParser, accepted: str) -> None:
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 
 
-def check_exists(file: str) -> None:
+def _existing_file(file: str) -> str:
     if not Path(file).exists():
         raise UsageError(f"the file {file!r} does not exist")
+    return file
+
+
+def check_parent_folder(path: Path | None) -> None:
+    """Raise an error, before any work is done, if the output file cannot be written."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise UsageError(f"{path.name!r} cannot be written: the folder {str(path.absolute().parent)!r} does not exist")
 
 
 def first_line(error: object) -> str:

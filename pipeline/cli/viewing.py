@@ -13,7 +13,7 @@ from attrs import evolve
 from pipeline.cli.compiling import run_pipeline
 from pipeline.cli.options import add_model_arguments, add_setting_flags, add_shape_flag, create_pipeline, parse_source
 from pipeline.cli.sources import names_a_model
-from pipeline.cli.usage import UsageError
+from pipeline.cli.usage import UsageError, check_parent_folder
 from pipeline.compose.ledger import Ledger
 from pipeline.viewing.collect import view_program
 from pipeline.viewing.differences import find_differences, format_changes
@@ -126,9 +126,3 @@ def _read_program_view(file_or_folder: str) -> ProgramView:
     if not os.path.exists(file_or_folder):  # noqa: PTH110 - as it was typed
         raise UsageError(f"the file or folder {file_or_folder!r} does not exist")
     return open_view(file_or_folder)
-
-
-def check_parent_folder(path: Path | None) -> None:
-    """Raise an error, before any work is done, if the output file cannot be written."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise UsageError(f"{path.name!r} cannot be written: the folder {str(path.absolute().parent)!r} does not exist")

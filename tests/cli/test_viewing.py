@@ -121,5 +121,5 @@ def test_a_profile_needs_a_gpu(folder: Path, capsys: pytest.CaptureFixture[str])
 def test_inputs_of_a_profile_are_random_where_they_are_left_out() -> None:
     from pipeline.cli.profiling import inputs_in_order
 
-    [x] = inputs_in_order(fallbacks(), [])
+    [x] = inputs_in_order(fallbacks().program, [])
     assert (x.shape, x.dtype) == ((4, 8), torch.float32)
