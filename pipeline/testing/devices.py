@@ -14,13 +14,9 @@ from pipeline.program import Program
 from pipeline.recipes import Recipe
 
 
-def is_same_program(program: Program, other: Program) -> bool:
-    """Return whether two programs are the same except for devices and names of nodes."""
-    return not first_difference(program, other)
-
-
 def first_difference(program: Program, other: Program) -> str:
-    """Return, as text, the first node in which two programs differ and its index; empty if they do not differ."""
+    """Return, as text, the first node in which two programs differ, other than in devices and names of nodes, and its
+    index; empty if they do not differ."""
     for index, (ours, theirs) in enumerate(zip_longest(_node_rows(program), _node_rows(other))):
         if ours != theirs:
             return f"%{index}:\n  {ours}\n  {theirs}"
@@ -36,11 +32,8 @@ def _node_rows(program: Program) -> Iterator[tuple[str, ...]]:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), indices.__getitem__)
         shown = tree_map_only(torch.device, lambda device: "a device", (args, kwargs))
         indices[node] = f"%{len(indices)}"
-        yield node.op, called, str(shown), str(tree_map_only(torch.Tensor, _dtype_and_shape, node.meta.get("val")))
-
-
-def _dtype_and_shape(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype}{[str(size) for size in tensor.shape]}"
+        values = tree_map_only(torch.Tensor, lambda x: f"{x.dtype}{[str(d) for d in x.shape]}", node.meta.get("val"))
+        yield node.op, called, str(shown), str(values)
 
 
 def _recipe_text(recipe: Recipe) -> str:

@@ -173,20 +173,6 @@ def check_model(
     return compiled
 
 
-def capture_model(
-    make: Callable[[], torch.nn.Module],
-    args: Sequence[object] = (),
-    kwargs: Mapping[str, object] | None = None,
-    sizes: Mapping[str, Any] | None = None,
-    *,
-    entry: Entry = "dims",
-    **options: Any,
-) -> Program:
-    """Return the program that `check_model` compiles for the same arguments; of ``options``, only settings are used."""
-    settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
-    return _capture(_parse_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
-
-
 def _parse_model(
     make: Argument, args: Argument, kwargs: Argument, sizes: Mapping[str, object] | None, entry: Entry
 ) -> Model:

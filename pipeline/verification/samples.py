@@ -199,7 +199,7 @@ def _random_tensor(port: Port, shape: Sequence[int], limit: int | None, seed: in
     if port.dtype.is_complex:
         return torch.view_as_complex(torch.randn(*shape, 2, generator=generator, dtype=torch.float64)).to(port.dtype)
     if port.dtype.is_floating_point:
-        return torch.randn(*shape, generator=generator).to(port.dtype)
+        return torch.randn(tuple(shape), generator=generator).to(port.dtype)
     most = 2 if port.dtype == torch.bool else min(limit or 2, torch.iinfo(port.dtype).max)
     return torch.randint(0, most, tuple(shape), generator=generator).to(port.dtype)
 
