@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from pipeline.artifact.inspect import inspect
-from pipeline.cli.usage import add_saved_program_argument
+from pipeline.cli.usage import add_saved_program_argument, check_exists
 
 
 def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,5 +16,6 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_inspect(options: argparse.Namespace) -> str:
     """Run ``pipeline inspect``: return a saved program's description, or its manifest as JSON, as the text to print."""
+    check_exists(options.file)
     found = inspect(options.file)
     return found.text if options.json else str(found)

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_unflatten
 
 from pipeline.artifact.load import load_program as load
 from pipeline.cli.saved_program_commands import parse_input, parse_input_flags
-from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_parent_folder
+from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_exists, check_parent_folder
 from pipeline.profiling.measure import RUNS
 from pipeline.program import Program
 from pipeline.runtime.engine_load import require_gpu
@@ -29,6 +29,7 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_profile(options: argparse.Namespace) -> str:
     """Run ``pipeline profile``: measure a saved program, and return the table to print."""
+    check_exists(options.file)
     if options.runs < 1:
         raise UsageError(f"--runs is {options.runs}: expected at least 1")
     check_parent_folder(options.output)

@@ -14,7 +14,7 @@ import torch
 from pipeline.artifact.load import load_program as load
 from pipeline.artifact.named_io import call_args, called_by_name, inputs_of
 from pipeline.artifact.serving import serve_config
-from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_parent_folder
+from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_exists, check_parent_folder
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.program import Port, Program
@@ -86,6 +86,7 @@ def run_verify(options: argparse.Namespace) -> str:
 
 def _load_program(options: argparse.Namespace) -> Compiled:
     """Load the saved program; if the user requested the reference executor, do not warn that there is no GPU."""
+    check_exists(options.file)
     with warnings.catch_warnings():
         if options.executor == "reference":
             warnings.simplefilter("ignore", ArtifactWarning)
@@ -94,6 +95,7 @@ def _load_program(options: argparse.Namespace) -> Compiled:
 
 def run_serve_config(options: argparse.Namespace) -> str:
     """Run ``pipeline serve-config``: write a Triton model repository; return the text of config.pbtxt, and its path."""
+    check_exists(options.file)
     if options.output.exists() and not options.output.is_dir():
         raise UsageError(f"-o {options.output}: expected a folder, and this is a file")
     with warnings.catch_warnings():

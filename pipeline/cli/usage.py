@@ -13,8 +13,7 @@ class UsageError(PipelineError):
 
 
 def add_saved_program_argument(parser: argparse.ArgumentParser) -> None:
-    text = "a file that compiled.save or `pipeline compile --save` wrote"
-    parser.add_argument("file", metavar="FILE", type=_existing_file, help=text)
+    parser.add_argument("file", metavar="FILE", help="a file that compiled.save or `pipeline compile --save` wrote")
 
 
 def add_program_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +31,9 @@ def add_input_flag(parser: argparse.ArgumentParser, accepted: str) -> None:
     parser.add_argument("--input", metavar=metavar, dest="inputs", action="append", default=[], help=text)
 
 
-def _existing_file(file: str) -> str:
+def check_exists(file: str) -> None:
     if not Path(file).exists():
         raise UsageError(f"the file {file!r} does not exist")
-    return file
 
 
 def check_parent_folder(path: Path | None) -> None:

@@ -55,12 +55,10 @@ def measure_profile(
         layers, metadata = layer_times(compiled, call, runs)
         kernels = kernel_times(compiled, call, runs)
         with_graphs = compiled.module("tensorrt", cuda_graphs=True)
-        graphs = call.measure(with_graphs, runs)
-        why = next(iter(with_graphs.refused_graphs), "")
-    gpu, inputs = torch.cuda.get_device_name(), call.input_texts
-    measured = MeasuredTimes(
-        segments, layers, metadata, kernels, calls, [] if why else graphs, why, gpu, LIBRARY, inputs
-    )
+        graphs, refused = call.measure(with_graphs, runs), with_graphs.refused_graphs
+    graphs, why = ([], refused[0]) if refused else (graphs, "")
+    gpu = torch.cuda.get_device_name()
+    measured = MeasuredTimes(segments, layers, metadata, kernels, calls, graphs, why, gpu, LIBRARY, call.input_texts)
     return assemble_profile(compiled, measured)
 
 

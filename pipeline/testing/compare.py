@@ -210,12 +210,7 @@ def _describe_leaf_difference(eager: object, exact: object, result: object, dtyp
         if getattr(result, name) != getattr(eager, name):
             return f"the {name} is {getattr(result, name)}, but {getattr(eager, name)} in eager PyTorch"
     wrong = _wrong_in_program(eager, exact, result, dtype, executor) if eager.is_floating_point() else result != eager
-    if not bool(wrong.any()):
-        return ""
-    at = tuple(map(int, wrong.nonzero()[0]))
-    return (
-        f"at {list(at)} {result[at].item()!r}, eager gives {eager[at].item()!r} ({int(wrong.sum())} of {wrong.numel()})"
-    )
+    return _show_first_wrong(wrong, result, eager, eager)
 
 
 def _wrong_in_program(
