@@ -16,7 +16,7 @@ import pipeline
 from benchmarks import zoo
 from benchmarks.architectures import Architecture
 from pipeline.errors import CaptureError
-from pipeline.testing.devices import first_difference
+from pipeline.testing.programs import first_difference
 
 WORST = 4.0
 """How many times eager's own error ours may be, beside a floor for results that are right to the last digit."""

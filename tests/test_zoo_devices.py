@@ -9,7 +9,7 @@ import pipeline
 from benchmarks import zoo, zoo_devices
 from benchmarks.architectures import Architecture
 from examples.models import SMALL, small
-from pipeline.testing.devices import first_difference
+from pipeline.testing.programs import first_difference
 
 SOME = {
     "text": {"albert", "fnet", "gpt_bigcode", "qwen3_moe", "mamba"},

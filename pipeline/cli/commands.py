@@ -154,7 +154,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "verify": ("saved_program_commands", "run a saved program beside eager PyTorch; exit with 1 if it is wrong"),
     "serve-config": ("saved_program_commands", "write a model repository for NVIDIA Triton from a saved program"),
     "export": ("saved_program_commands", "write a saved program in the format of another runtime: ONNX Runtime"),
-    "profile": ("profiling", "measure where the milliseconds of a call go, by layer and node; needs a GPU"),
+    "profile": (
+        "saved_program_commands",
+        "measure where the milliseconds of a call go, by layer and node; needs a GPU",
+    ),
     "report": ("viewing", "write a page that draws a compiled program; needs no GPU"),
     "diff": ("viewing", "show how two programs differ: nodes that moved, layers, kernels, sizes, times, errors"),
     "plan": ("viewing", "show the engines that would be built for a model, and the fallbacks; build nothing"),

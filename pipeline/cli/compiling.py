@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.cli.agreement import Agreement, measure_agreement
 from pipeline.cli.listing import describe_operator, operators_page, operators_text
 from pipeline.cli.options import add_model_arguments, add_setting_flags, create_pipeline, parse_source
-from pipeline.cli.reporting import CompilationReport, write_results
+from pipeline.cli.reporting import Agreement, CompilationReport, measure_agreement, write_results
 from pipeline.cli.sources import Source
 from pipeline.cli.usage import UsageError, first_line
 from pipeline.compiled import Compiled

@@ -25,8 +25,7 @@ from pipeline.stages import build as build_stage
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.calls import Call
 from pipeline.testing.compare import Expected, compute_expected, describe_difference
-from pipeline.testing.devices import first_difference
-from pipeline.testing.programs import CallError, CallProgram, build_call_program
+from pipeline.testing.programs import CallError, CallProgram, build_call_program, first_difference
 from pipeline.trt import has_gpu
 
 Kind = Literal["decomposes", "converts", "deterministic", "runs", "values", "builds", "used"]
