@@ -63,10 +63,14 @@ def fault_script(program: Program, comparison: Comparison, fault: Fault, agreeme
     writer.collect_inputs()
     if writer.unsupported:
         return ""
-    names = [node.name for node in writer.inputs]
-    eager = EagerRun(program, reference.parameters, reference.device, saved_nodes=names)
-    eager(reference.inputs)
-    return writer.render(eager.values, fault, comparison)
+    values = dict[str, Argument]()
+
+    def keep(node: torch.fx.Node, value: object) -> None:
+        if node in writer.inputs:
+            values[node.name] = value
+
+    EagerRun(program, reference.parameters, reference.device, observe=keep)(reference.inputs)
+    return writer.render(values, fault, comparison)
 
 
 @define(eq=False)

@@ -123,14 +123,6 @@ def draw_index_fill(draw: Draw, target: object) -> Call:
     )
 
 
-@strategy(aten.tril.default, aten.triu.default)
-def draw_triangle(draw: Draw, target: object) -> Call:
-    """Generate calls of ``tril`` and ``triu`` with diagonals from -4 to 4."""
-    return draw(
-        name_sizes(Call(target, (draw(any_tensors(draw(shapes(2, 4)), draw(dtypes))), draw(st.integers(-4, 4)))))
-    )
-
-
 @strategy(aten.one_hot.default)
 def draw_one_hot(draw: Draw, target: object) -> Call:
     classes = draw(st.integers(1, 5))
