@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.cli.agreement import Agreement, measure_agreement
 from pipeline.cli.listing import describe_operator, operators_page, operators_text
 from pipeline.cli.options import add_model_arguments, add_setting_flags, create_pipeline, parse_source
-from pipeline.cli.reporting import CompilationReport, write_results
+from pipeline.cli.reporting import Agreement, CompilationReport, measure_agreement, write_results
 from pipeline.cli.sources import Source
 from pipeline.cli.usage import UsageError, check_output_file, first_line
 from pipeline.compiled import Compiled
@@ -142,7 +141,9 @@ def _agreement_or_note(options: argparse.Namespace, compiled: Compiled, source: 
 
 def _check_output_folder(folder: Path, may_replace: bool) -> None:
     if Path.cwd().is_relative_to(os.path.realpath(folder)):
-        raise UsageError(f"-o {folder}: the command runs in this folder, and would replace it; name a folder of its own")
+        raise UsageError(
+            f"-o {folder}: the command runs in this folder, and would replace it; name a folder of its own"
+        )
     parent = Path(os.path.realpath(folder)).parent
     if not parent.is_dir():
         there = parent if folder.is_symlink() else folder.parent

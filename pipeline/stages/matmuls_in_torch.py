@@ -16,8 +16,8 @@ from pipeline.frozen import FrozenDict
 from pipeline.partitioning.assemble import cuts
 from pipeline.program import Segment, Validated
 from pipeline.stages.partition import BehindUpdates, InPieces, Partition
+from pipeline.verification.engines_in_torch import reject_nodes
 from pipeline.verification.recompile import Recompiler
-from pipeline.verification.split import reject_nodes
 
 TRIAL: Final = Rejection("this trial measures its time in PyTorch")
 

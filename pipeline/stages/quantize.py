@@ -33,7 +33,7 @@ from pipeline.improvements.quantizing import fake_quantize_weight, scale_block_s
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.recipes import parameter_recipe, qualified_name
 from pipeline.records.wording import kind_of, one_of
-from pipeline.verification.eager import RangeMethod, measure_ranges
+from pipeline.verification.eager import measure_ranges
 
 Weights = Literal["int8", "int4", "fp8"]
 Activations = Literal["int8", "fp8"]
@@ -188,9 +188,7 @@ class _Quantizer:
         """Run the calibration inputs; return the range of each activation that these operators read, by node name."""
         wanted = {source.name for node in operators_to_quantize for source in node.all_input_nodes[:1]}
         try:
-            return measure_ranges(
-                self.program, wanted, RangeMethod(self.options.percentile), self.calibration_batches()
-            )
+            return measure_ranges(self.program, wanted, self.options.percentile, self.calibration_batches())
         except PipelineError:
             raise
         except Exception as error:

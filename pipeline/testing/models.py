@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from attrs import evolve, frozen
+from toolz import unique
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
@@ -24,7 +25,7 @@ from pipeline.defaults import default
 from pipeline.errors import ArtifactWarning, CaptureError, PipelineError, ShapeError
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
-from pipeline.program import Built, Converted, Partitioned, Program, is_operator
+from pipeline.program import Built, Converted, Program, is_operator
 from pipeline.records.wording import kind_of
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.runtime.state import find_buffer
@@ -32,7 +33,7 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing import memory
-from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, argument_value, dim_size, distinct_sizes
+from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, argument_value, dim_size
 from pipeline.testing.check import default_executors
 from pipeline.testing.compare import describe_outputs_difference
 from pipeline.testing.memory import ReturnedInputs, Snapshot, describe_shared_memory
@@ -76,19 +77,14 @@ class Model:
             return self.make().eval()
 
     def sizes_at(self, end: Literal["min", "opt", "max"]) -> dict[str, int]:
-        """Return the minimum, optimal or maximum value of each named size."""
+        """Return the minimum, optimal (as of the example inputs) or maximum value of each named size."""
         return {name: getattr(size, end) for name, size in self.sizes.items()}
-
-    @property
-    def opt_sizes(self) -> dict[str, int]:
-        """Return the optimal value of each named size; the example inputs have these sizes."""
-        return self.sizes_at("opt")
 
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
         """Return the sizes to test: optimal, smallest and largest, and an intermediate size for each name."""
         between = {n: (r.min + r.max + i % 2) // 2 for i, (n, r) in enumerate(self.sizes.items())}
-        return distinct_sizes(self.opt_sizes, self.sizes_at("min"), self.sizes_at("max"), between)
+        return tuple(unique((self.sizes_at("opt"), self.sizes_at("min"), self.sizes_at("max"), between), key=repr))
 
     def arguments(self, sizes: Sizes, *, strided: bool = False) -> Arguments:
         """Create arguments for these sizes; with ``strided``, tensors of rank 2 or more are not contiguous."""
@@ -174,25 +170,10 @@ def check_model(
     compile = compile if partition is None else compile.replace("partition", partition)
     compiled = _compile_twice(model, compile, entry, _Store() if build else None)
     compiled = _save_and_load(compiled) if saved else compiled
-    _check_segments(compiled.partitioned)
-    _check_inputs_are_read(compiled)
+    _check_segments(compiled)
     for executor in executors or default_executors(build):
         _compare_with_eager(model, compiled, executor, strided)
     return compiled
-
-
-def capture_model(
-    make: Callable[[], torch.nn.Module],
-    args: Sequence[object] = (),
-    kwargs: Mapping[str, object] | None = None,
-    sizes: Mapping[str, Any] | None = None,
-    *,
-    entry: Entry = "dims",
-    **options: Any,
-) -> Program:
-    """Return the program that `check_model` compiles for the same arguments; of ``options``, only settings are used."""
-    settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
-    return _capture(_parse_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 
 
 def _parse_model(
@@ -214,7 +195,7 @@ def _capture(model: Model, settings: CompilationSettings, entry: Entry) -> tuple
     """Capture the model as ``entry`` says (see `check_model`). Return the program, and snapshots, taken before, of what
     compilation must not change: the module's state, the inputs and, if there is one, the ``ExportedProgram``."""
     module = model.create()
-    args, kwargs = model.as_inputs() if entry == "inputs" else model.arguments(model.opt_sizes)
+    args, kwargs = model.as_inputs() if entry == "inputs" else model.arguments(model.sizes_at("opt"))
     shapes = None if entry == "inputs" else model.dynamic_shapes(module)
     before = [Snapshot.take((module.state_dict(), args, kwargs))]
     if entry != "exported":
@@ -299,9 +280,10 @@ def _as_text(record: Any) -> str:
     return f"{record.partitioned}\n\n{networks}"
 
 
-def _check_segments(partitioned: Partitioned) -> None:
-    """Check that segments are large enough and few enough, and that each reads only outputs of earlier segments."""
-    program, settings = partitioned.program, partitioned.program.settings
+def _check_segments(compiled: Compiled) -> None:
+    """Check that segments are large enough and few enough, and that each reads only outputs of earlier segments; and
+    that a layer reads each engine input, except empty tensors and numbers."""
+    partitioned, program, settings = compiled.partitioned, compiled.program, compiled.settings
     operators = {n.name for n in program.graph.nodes if is_operator(n)}
     for segment in partitioned.engine_segments if partitioned.fallbacks else ():
         count = sum(name in operators for name in segment.nodes)
@@ -317,10 +299,6 @@ def _check_segments(partitioned: Partitioned) -> None:
         if missing := {p.name for p in segment.inputs if p.kind == "tensor"} - known:
             raise ModelError("blocks", f"{segment.name} reads {sorted(missing)} before a segment computes it")
         known |= {p.name for p in segment.outputs}
-
-
-def _check_inputs_are_read(compiled: Compiled) -> None:
-    """Check that each engine input, except empty tensors and numbers, is read by a layer."""
     for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
         read = {name for layer in network.layers for name in layer.inputs}
         inputs = [port.name for port in segment.inputs if port.kind == "tensor" and 0 not in port.shape]
@@ -333,13 +311,13 @@ def _compare_with_eager(model: Model, compiled: Compiled, executor: Executor, st
     `ModelError` if they differ. ``strided``: also test non-contiguous inputs."""
     module, eager, exact = compiled.module(executor), model.create(), model.create().double()
     tries = [(sizes, False) for sizes in model.sizes_to_try]
-    tries += [(sizes, True) for sizes in (model.opt_sizes, *model.sizes_to_try[-1:]) if strided]
+    tries += [(sizes, True) for sizes in (model.sizes_at("opt"), *model.sizes_to_try[-1:]) if strided]
     for sizes, spread in tries:
         where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items())}{' strided' * spread} on {executor}"
         ours, theirs, doubles = (model.arguments(sizes, strided=spread) for _ in range(3))
         doubles = tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, doubles)
         run = _ComparedCalls(module, eager, exact, ours, theirs, doubles, where, executor)
-        if sizes == model.opt_sizes or run.accepts_sizes():
+        if sizes == model.sizes_at("opt") or run.accepts_sizes():
             run.compare_two_calls()
 
 

@@ -30,9 +30,9 @@ def test_weights_move_by_half_a_step_at_most(kind: Any) -> None:
     weight = next(n for n in rounded.graph.nodes if n.target is torch.ops.pipeline.dequantize.default)
     from pipeline.verification.eager import EagerRun
 
-    run = EagerRun(rounded, rounded.parameters, torch.device("cpu"), saved_nodes=(weight.name,))
-    run([rows()])
-    moved = (run.values[weight.name] - model.first.weight.detach()).abs()
+    values: dict[Any, Any] = {}
+    EagerRun(rounded, rounded.parameters, torch.device("cpu"), observe=values.__setitem__)([rows()])
+    moved = (values[weight] - model.first.weight.detach()).abs()
     size = model.first.weight.detach().abs()
     length = {"int4": 128}.get(kind, 256)
     most = size if kind == "fp8" else size.unflatten(1, (-1, length)).amax(-1).repeat_interleave(length, 1)
@@ -126,5 +126,8 @@ def test_an_entry_of_exclude_that_matches_nothing_is_told(caplog: pytest.LogCapt
     pipeline.quantize("int8", exclude=("*second", "*third", torch.ops.aten.conv2d.default))(
         pipeline.capture(two(), (rows(),))
     )
-    told = [f"quantize: {each} in exclude matches no operator or module of this model" for each in ("'*third'", "torch.ops.aten.conv2d.default")]
+    told = [
+        f"quantize: {each} in exclude matches no operator or module of this model"
+        for each in ("'*third'", "torch.ops.aten.conv2d.default")
+    ]
     assert caplog.messages == told
