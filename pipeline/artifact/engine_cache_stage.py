@@ -111,7 +111,11 @@ class Cached:
         if due := [i for i in missing if i not in engines]:
             engines |= dict(zip(due, self.build(_select_networks(converted, due)).engines, strict=True))
         for i in due if self.keep else ():
-            self._save_to_store(store, requests[i], engines[i])
+            try:
+                store.write(requests[i].key, pack(requests[i].cache_entry_of(engines[i]), engines[i].checked_plan()))
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                warn(f"the engine {engines[i].name} cannot be saved to the engine cache: {why}", ArtifactWarning)
         return engines
 
     def _load_cached_engine(self, store: FileStore, request: EngineRequest, done: int, total: int) -> Engine | None:
@@ -137,13 +141,6 @@ class Cached:
             report(done, total, f"{request.order.name}: from the cache")
             log.info("%s comes from the engine cache (%s)", request.order.name, request.key)
         return engine
-
-    def _save_to_store(self, store: FileStore, request: EngineRequest, engine: Engine) -> None:
-        try:
-            store.write(request.key, pack(request.cache_entry_of(engine), engine.checked_plan()))
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            warn(f"the engine {request.order.name} cannot be saved to the engine cache: {why}", ArtifactWarning)
 
 
 def engine_requests(converted: Converted) -> Iterator[EngineRequest]:

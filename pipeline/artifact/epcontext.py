@@ -87,13 +87,9 @@ def _port_obstacle(port: Port) -> str:
     """Return why ONNX Runtime cannot accept this value as an input or return it as an output; empty if it can."""
     if port.kind != "tensor":
         return f"{port.name} is a number, and a session takes and returns only tensors"
-    if (dtype := _port_dtype(port)) not in ELEMENTS:
+    if (dtype := port.dtype or torch.int64) not in ELEMENTS:
         return f"{port.name} is {dtype_name(dtype)}, which ONNX Runtime's provider does not support"
     return "" if port.layout == torch.strided else f"{port.name} is {port.layout}, expected a strided tensor"
-
-
-def _port_dtype(port: Port) -> torch.dtype:
-    return port.dtype or torch.int64
 
 
 def _onnx_obstacles_of_outputs(compiled: Compiled) -> Iterator[str]:
@@ -146,7 +142,9 @@ def _onnx_model(compiled: Compiled, name: str, plan_or_path: bytes, *, embed_pla
 
     def value(port: Port) -> Argument:
         shape = [size if isinstance(size, int) else str(size) for size in port.shape]
-        return helper.make_tensor_value_info(port.name, getattr(TensorProto, ELEMENTS[_port_dtype(port)]), shape)
+        return helper.make_tensor_value_info(
+            port.name, getattr(TensorProto, ELEMENTS[port.dtype or torch.int64]), shape
+        )
 
     inputs, outputs, network = inputs_of(compiled.program), _named_output_ports(compiled), compiled.networks[0]
     node = helper.make_node(

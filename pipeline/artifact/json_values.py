@@ -71,9 +71,7 @@ def _read_device(data: JsonData) -> torch.device:
 
 
 def _read_list(data: JsonData, count: int | None = None) -> list[JsonData]:
-    if not isinstance(data, list) or count not in (None, len(data)):
-        raise MalformedError(f"expected a list, not {str(data)[:60]!r}")
-    return [from_json(part) for part in data]
+    return [from_json(part) for part in as_list(data, count)]
 
 
 def _read_shape(data: JsonData) -> torch.Size:
@@ -85,22 +83,24 @@ def _read_shape(data: JsonData) -> torch.Size:
 
 def _read_constant(data: JsonData) -> Constant:
     """Convert JSON such as ``["float32", [1.0, 2.0]]`` to a constant tensor."""
-    dtype, numbers = _as_list(data, 2)
+    dtype, numbers = as_list(data, 2)
     try:
         return Constant(torch.tensor(from_json(numbers), dtype=torch_attribute(torch.dtype, dtype)))
     except (TypeError, ValueError, RuntimeError):
         raise MalformedError(f"expected the numbers of a constant tensor, not {str(numbers)[:60]!r}") from None
 
 
-def _as_list(data: JsonData, count: int) -> list[JsonData]:
-    if not isinstance(data, list) or len(data) != count:
-        raise MalformedError(f"expected a list of {count} elements, not {str(data)[:60]!r}")
+def as_list(data: JsonData, count: int | None = None) -> list[JsonData]:
+    """Return JSON data, a list; raise a `MalformedError` for other data, or if it has not ``count`` elements."""
+    if not isinstance(data, list) or count not in (None, len(data)):
+        size = "" if count is None else f" of {count} elements"
+        raise MalformedError(f"expected a list{size}, not {str(data)[:60]!r}")
     return data
 
 
 def _read_dict(data: JsonData) -> dict[Any, Any]:
     """Convert a JSON list of pairs, ``[[key, value], …]``, to a dict."""
-    rows = [_as_list(row, 2) for row in (data if isinstance(data, list) else [None])]
+    rows = [as_list(row, 2) for row in as_list(data)]
     try:
         return {from_json(key): from_json(value) for key, value in rows}
     except TypeError:
@@ -126,7 +126,12 @@ _JSON_KINDS: tuple[tuple[Any, str, Convert, Convert], ...] = (
     (torch.layout, "layout", dtype_name, partial(torch_attribute, torch.layout)),
     (torch.memory_format, "memory_format", dtype_name, partial(torch_attribute, torch.memory_format)),
     (Constant, "constant", lambda v: [dtype_name(v.value.dtype), to_json(v.value.tolist())], _read_constant),
-    (complex, "complex", lambda v: _all_to_json((v.real, v.imag)), lambda v: complex(*map(read_float, _as_list(v, 2)))),
+    (
+        complex,
+        "complex",
+        lambda v: _all_to_json((v.real, v.imag)),
+        lambda v: complex(*map(read_float, as_list(v, 2))),
+    ),
     (slice, "slice", lambda v: _all_to_json((v.start, v.stop, v.step)), lambda data: slice(*_read_list(data, 3))),
     (type(Ellipsis), "ellipsis", lambda value: None, lambda data: ...),
     (Ref, "ref", attrgetter("name"), lambda data: Ref(_as_str(data))),

@@ -20,13 +20,19 @@ from attrs.filters import exclude
 from pipeline.artifact import graphs, op_names, pytrees, settings_json
 from pipeline.artifact.allocations import allowed_constant_bytes, largest_nbytes
 from pipeline.artifact.codec import read_part
-from pipeline.artifact.consistency import check_program, check_weights
 from pipeline.artifact.container import Reader
 from pipeline.artifact.graphs import SavedGraph
 from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError, MissingOperatorError
 from pipeline.artifact.manifest import KERNELS, SavedSource, saved_fields
-from pipeline.artifact.manifest_file import decode_entry, open_program_file, read_manifest, read_record
+from pipeline.artifact.manifest_file import (
+    check_program,
+    check_weights,
+    decode_entry,
+    open_program_file,
+    read_manifest,
+    read_record,
+)
 from pipeline.artifact.rebuild import placeholder_choice
 from pipeline.artifact.tensors import MappedTensors, SavedTensor
 from pipeline.aten.naming import module_meta

@@ -150,16 +150,11 @@ def _find_or_load_module(program_bytes: torch.Tensor | None, module_key: str) ->
         raise ExecutionError("the graph calls a compiled module that was deleted", hint)
     storage = program_bytes.untyped_storage()
     if storage not in _LOADED:
-        _LOADED[storage] = _load_from_byte_tensor(program_bytes).module()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "program.trtp"
+            path.write_bytes(program_bytes.cpu().numpy().tobytes())
+            _LOADED[storage] = load_without_warning(path, ANY).module()  # the exported graph may call any operator, too
     return _LOADED[storage]
-
-
-def _load_from_byte_tensor(program_bytes: torch.Tensor) -> Compiled:
-    """Load a program from its bytes. Any operator is allowed, as in the exported graph that contains the bytes."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program.trtp"
-        path.write_bytes(program_bytes.cpu().numpy().tobytes())
-        return load_without_warning(path, ANY)
 
 
 def _clone_aliases(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -63,9 +63,11 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
     wrong = missing_weight_reasons(given, new_weights, program) | _mismatched_weight_reasons(given, program)
     if wrong := wrong or _tied_weight_conflicts(given, program):
         raise RefitError(wrong, "pass weights with the names, shapes and dtypes of compiled.program.parameters")
-    parameters = FrozenDict({**program.parameters, **_copy_weights(given, program)})
+    known = program.parameters
+    copies = {id(known[name]): tensor.detach().clone() for name, tensor in given.items() if name in known}
+    parameters = FrozenDict({name: copies.get(id(old), old) for name, old in known.items()})  # tied names share a copy
     changed = _weights_computed_from(_changed_parameters(program, parameters), compiled)
-    unknown = _weights_computed_from(_aliased_parameters(given, program.parameters), compiled)
+    unknown = _weights_computed_from(_aliased_parameters(given, known), compiled)
     return replace_weights(compiled, evolve(program, parameters=parameters), compiled.refit_map, changed, unknown)
 
 
@@ -233,13 +235,6 @@ def _aliased_parameters(new_weights: Mapping[str, torch.Tensor], parameters: Map
     pairs = ((parameters[name], tensor) for name, tensor in new_weights.items() if name in parameters)
     same = {id(old) for old, new in pairs if _shares_memory(old, new)}
     return {name for name, tensor in parameters.items() if id(tensor) in same}
-
-
-def _copy_weights(new_weights: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
-    """Copy the new weights; all names of a tied weight share one copy."""
-    known = program.parameters
-    copies = {id(known[name]): tensor.detach().clone() for name, tensor in new_weights.items() if name in known}
-    return {name: copies[id(tensor)] for name, tensor in known.items() if id(tensor) in copies}
 
 
 def _replacement_obstacle(new: object, old: torch.Tensor) -> str:

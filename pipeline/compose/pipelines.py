@@ -6,7 +6,6 @@ with an annotated `__call__` already is a stage. `|` joins stages and pipelines 
 """
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial, reduce
@@ -28,7 +27,7 @@ from pipeline.compose.joins import (
     run_stage,
     stage_index,
 )
-from pipeline.compose.recording import select_ledger
+from pipeline.compose.ledger import select_ledger
 from pipeline.compose.stage_signature import (
     AnyStage,
     Gives,
@@ -36,7 +35,9 @@ from pipeline.compose.stage_signature import (
     Stage,
     Takes,
     check_signature,
+    innermost_function,
     is_instance,
+    is_stage,
     record_types,
     stage_name,
     type_name,
@@ -67,6 +68,7 @@ class _Composable:
 @attrs.frozen(slots=False, repr=False)
 class FunctionStage(_Composable, Generic[Takes, Gives]):
     """A stage from a function, or an instance of a frozen class with `__call__`; annotations declare input and output.
+    Or a stage under another name, to insert it twice or in place of another.
 
     Forward references are resolved at the first read of the types. Calling the stage calls the function."""
 
@@ -76,7 +78,8 @@ class FunctionStage(_Composable, Generic[Takes, Gives]):
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"the name of a stage is {self.name!r}: expected a string that is not empty")
-        check_signature(self.function, self.name)
+        if not is_stage(self.function):
+            check_signature(self.function, self.name)
         if isinstance(self.function, FunctionType):
             shown: dict[str, object] = {name: getattr(self.function, name) for name in functools.WRAPPER_ASSIGNMENTS}
             self.__dict__.update(shown, __wrapped__=self.function)
@@ -94,7 +97,8 @@ class FunctionStage(_Composable, Generic[Takes, Gives]):
 
     @cached_property
     def _record_types(self) -> tuple[object, object]:
-        return record_types(self.function, self.name)
+        step: Any = self.function
+        return (step.takes, step.gives) if is_stage(step) else record_types(step, self.name)
 
     def __reduce__(self) -> str | tuple[object, ...]:
         """Pickle by name if the stage is an attribute of its module under its function's name, else by its fields."""
@@ -102,26 +106,6 @@ class FunctionStage(_Composable, Generic[Takes, Gives]):
         if name and getattr(sys.modules.get(module), name, None) is self:
             return str(name)
         return FunctionStage, (self.function, self.name)
-
-
-@attrs.frozen(repr=False)
-class Named(_Composable, Generic[Takes, Gives]):
-    """A stage with its name replaced, to insert the same stage twice or in place of another."""
-
-    stage: Stage[Takes, Gives]
-    name: str
-
-    @property
-    def takes(self) -> RecordType:
-        return self.stage.takes
-
-    @property
-    def gives(self) -> RecordType:
-        """Return the type of record that the stage returns."""
-        return self.stage.gives
-
-    def __call__(self, record: Takes, /) -> Gives:
-        return self.stage(record)
 
 
 @overload
@@ -148,7 +132,7 @@ def as_stage(value: object) -> AnyStage:
         raise TypeError(f"{value.__name__} is a class: pass an instance as the stage, such as {value.__name__}()")
     if not callable(value):
         raise TypeError(f"{value!r} is not a stage: expected a function from one record, say Program, to another")
-    if all(inspect.getattr_static(value, part, None) is not None for part in ("name", "takes", "gives")):
+    if is_stage(value):
         return cast(AnyStage, value)
     if type(value).__hash__ is None:
         raise TypeError(f"the stage {type(value).__name__} is mutable: make its class immutable with attrs.frozen")
@@ -157,18 +141,13 @@ def as_stage(value: object) -> AnyStage:
 
 def pass_earlier_stages(step: AnyStage, earlier: tuple[AnyStage, ...]) -> AnyStage:
     """Return a stage that runs again the stages before it, such as `verify`, with those stages; others unchanged."""
-    inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
-    method = getattr(inner, "following", None)
-    if isinstance(inner, FunctionStage):
-        return Named(pass_earlier_stages(inner, earlier), step.name)
-    return step if method is None else as_stage(Named(as_stage(method(earlier)), step.name))
+    method = getattr(innermost_function(step), "following", None)
+    return step if method is None else FunctionStage(as_stage(method(earlier)), step.name)
 
 
 def describe_stage(step: AnyStage) -> str:
     """Describe a stage in a line: its name, its implementation if that has another name, and its record types."""
-    own = stage_name(
-        step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step
-    )
+    own = stage_name(step.function if isinstance(step, FunctionStage) else step)
     try:
         types = f"{type_name(step.takes)} -> {type_name(step.gives)}"
     except TypeError:
@@ -311,7 +290,9 @@ class Pipeline(Generic[Takes, Gives]):
         """
         at, made = self._stage_index(name), as_stage(stage)
         if made.name != name:
-            made = Named(made.stage if isinstance(made, Named) else made, name)
+            made = FunctionStage(
+                made.function if isinstance(made, FunctionStage) and is_stage(made.function) else made, name
+            )
         return self._with_stages((*self.stages[:at], made, *self.stages[at + 1 :]))
 
     @overload
