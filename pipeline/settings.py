@@ -3,22 +3,20 @@
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Self
 
 import attrs
 import torch
 
 from pipeline.records.executed_ops import TorchExecuted, entry_matches_node, entry_name, to_executed_entries
-from pipeline.records.wording import did_you_mean, one_of, refuse_assignment, with_argument_advice
+from pipeline.records.wording import did_you_mean, items_of, one_of, refuse_assignment, with_argument_advice
 from pipeline.settings_migration import ELSEWHERE
 
 
 def _sort_capabilities(capabilities: object) -> tuple[str, ...]:
     """Sort compute capabilities numerically and remove duplicates, so that settings for the same GPUs compare equal."""
-    if isinstance(capabilities, str | bytes) or not isinstance(capabilities, Iterable):
-        raise TypeError(f'compute_capabilities must be a collection such as ("8.6", "12.0"), got {capabilities!r}')
-    given = list(capabilities)
+    given = items_of(capabilities, 'compute_capabilities must be a collection such as ("8.6", "12.0")')
     for item in given:
         if not isinstance(item, str):
             raise TypeError(f'compute_capabilities: {item!r} is not a string such as "8.6"')
@@ -61,9 +59,7 @@ def _integer_validator(least: int, most: float = math.inf, *, optional: bool = T
 
 
 def _parse_weight_patterns(patterns: object) -> tuple[str, ...]:
-    if isinstance(patterns, str | bytes) or not isinstance(patterns, Iterable):
-        raise TypeError(f'refittable_weights must be a collection such as ("layers.0.*",), got {patterns!r}')
-    given = sorted({*patterns})
+    given = sorted({*items_of(patterns, 'refittable_weights must be a collection such as ("layers.0.*",)')})
     if wrong := [item for item in given if not isinstance(item, str)]:
         raise TypeError(f"refittable_weights: {wrong[0]!r} is not a str: expected names or patterns of parameters")
     return tuple(given)

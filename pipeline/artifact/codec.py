@@ -20,6 +20,7 @@ import torch
 from pipeline.artifact import expressions, json_values
 from pipeline.artifact.json_data import JsonData, MalformedError, MissingOperatorError
 from pipeline.artifact.json_values import Convert, as_list, torch_attribute
+from pipeline.aten.dtypes import short_name
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 
@@ -203,7 +204,7 @@ _PLAIN: Mapping[object, Rule] = {
     float: Rule(json_values.write_float, json_values.read_float),
     Any: Rule(json_values.to_json, json_values.from_json),
     Json: Rule(lambda value: value, lambda data: data),
-    **{kind: Rule(json_values.dtype_name, partial(torch_attribute, kind)) for kind in (torch.dtype, torch.layout)},
+    **{kind: Rule(short_name, partial(torch_attribute, kind)) for kind in (torch.dtype, torch.layout)},
     int | sympy.Expr: Rule(
         expressions.to_json,
         lambda data: _PLAIN[int].read(data) if isinstance(data, int) else expressions.from_json(data),

@@ -10,9 +10,9 @@ from typing import Final, get_args
 import torch
 from attrs import evolve
 
-from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.named_io import inputs_of, user_outputs_with_names
 from pipeline.artifact.save import INSIDE, save
+from pipeline.aten.dtypes import short_name
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled, Format, StrPath
 from pipeline.errors import ArtifactError, require_package
@@ -88,7 +88,7 @@ def _port_obstacle(port: Port) -> str:
     if port.kind != "tensor":
         return f"{port.name} is a number, and a session takes and returns only tensors"
     if (dtype := port.dtype or torch.int64) not in ELEMENTS:
-        return f"{port.name} is {dtype_name(dtype)}, which ONNX Runtime's provider does not support"
+        return f"{port.name} is {short_name(dtype)}, which ONNX Runtime's provider does not support"
     return "" if port.layout == torch.strided else f"{port.name} is {port.layout}, expected a strided tensor"
 
 
@@ -117,7 +117,7 @@ def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
     for tensor in (*network.inputs, *network.outputs):
         if (port := ports.get(tensor.name)) is None:
             yield f"its engine reads {tensor.name}, which is not an input of the model"
-        elif str(port.dtype).removeprefix("torch.") != tensor.dtype:
+        elif short_name(port.dtype) != tensor.dtype:
             yield f"{tensor.name} is {tensor.dtype} in the engine, but {port.dtype} in the model"
 
 

@@ -21,6 +21,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from pipeline.artifact import expressions
 from pipeline.artifact.json_data import JsonData, MalformedError
 from pipeline.artifact.op_names import find_allowed_operator, operator_name
+from pipeline.aten.dtypes import short_name
 from pipeline.errors import ArtifactError
 from pipeline.inputs import Constant
 from pipeline.recipes import Ref
@@ -48,11 +49,6 @@ def read_float(data: JsonData) -> float:
     if isinstance(data, dict) and data.get("float") in ("inf", "-inf", "nan"):
         return float(data["float"])
     raise MalformedError(f"expected a float, not {str(data)[:60]!r}")
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype: ``float32``."""
-    return str(dtype).removeprefix("torch.")
 
 
 def torch_attribute(attribute_type: type, name: object) -> Any:
@@ -121,11 +117,11 @@ _JSON_KINDS: tuple[tuple[Any, str, Convert, Convert], ...] = (
     (torch.Size, "shape", _all_to_json, _read_shape),
     (tuple, "tuple", _all_to_json, lambda data: tuple(_read_list(data))),
     (dict, "dict", lambda value: [[to_json(k), to_json(v)] for k, v in value.items()], _read_dict),
-    (torch.dtype, "dtype", dtype_name, partial(torch_attribute, torch.dtype)),
+    (torch.dtype, "dtype", short_name, partial(torch_attribute, torch.dtype)),
     (torch.device, "device", str, _read_device),
-    (torch.layout, "layout", dtype_name, partial(torch_attribute, torch.layout)),
-    (torch.memory_format, "memory_format", dtype_name, partial(torch_attribute, torch.memory_format)),
-    (Constant, "constant", lambda v: [dtype_name(v.value.dtype), to_json(v.value.tolist())], _read_constant),
+    (torch.layout, "layout", short_name, partial(torch_attribute, torch.layout)),
+    (torch.memory_format, "memory_format", short_name, partial(torch_attribute, torch.memory_format)),
+    (Constant, "constant", lambda v: [short_name(v.value.dtype), to_json(v.value.tolist())], _read_constant),
     (
         complex,
         "complex",

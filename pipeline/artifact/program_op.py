@@ -23,10 +23,10 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipeline.artifact.expressions import from_json, to_json
-from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.load import load_without_warning
 from pipeline.artifact.op_names import ANY
 from pipeline.artifact.save import save
+from pipeline.aten.dtypes import short_name
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument, Leaf
 from pipeline.compiled import Compiled, CompiledModule
@@ -105,7 +105,7 @@ def _call_facts_json(program: Program, node_values: Mapping[str, Argument], modu
     ]
     sizes = [to_json(port.value) for port in program.inputs if port.kind == "symint"]
     given = [node_values[o.value] for o in program.outputs if o.kind == "user" and not o.constant]
-    results = [[dtype_name(value.dtype), [to_json(size) for size in shape_of(value)]] for value in given]
+    results = [[short_name(value.dtype), [to_json(size) for size in shape_of(value)]] for value in given]
     return json.dumps({"key": module_key, "tensors": tensors, "sizes": sizes, "results": results})
 
 

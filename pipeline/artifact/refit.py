@@ -17,9 +17,9 @@ from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
 
 from pipeline.artifact.adapters import Adapter, adapt, is_adapter_factor, named_factors, read_adapters, remove_adapters
-from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.rebuild import rebuild_engines, was_loaded_from_file
 from pipeline.artifact.tensors import read_tensor_file
+from pipeline.aten.dtypes import short_name
 from pipeline.capture.shared_tensors import unwrap_subclasses
 from pipeline.compiled import Compiled, RefitMap, StrPath
 from pipeline.errors import RefitError
@@ -244,7 +244,7 @@ def _replacement_obstacle(new: object, old: torch.Tensor) -> str:
     if is_lazy(new):
         return "its value is an uninitialized parameter without a shape: call the new module once"
     if new.shape != old.shape or new.dtype != old.dtype:
-        found, due = (f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (new, old))
+        found, due = (f"{short_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (new, old))
         return f"its new value is {found}, and the engine needs {due}"
     if new.is_meta:
         return "its new value is on the meta device, without data"

@@ -140,9 +140,12 @@ def as_stage(value: object) -> AnyStage:
 
 
 def pass_earlier_stages(step: AnyStage, earlier: tuple[AnyStage, ...]) -> AnyStage:
-    """Return a stage that runs again the stages before it, such as `verify`, with those stages; others unchanged."""
-    method = getattr(innermost_function(step), "following", None)
-    return step if method is None else FunctionStage(as_stage(method(earlier)), step.name)
+    """Return a stage that runs again the stages before it (`verify`, a record with the field ``earlier_stages``) with
+    these stages; return others unchanged."""
+    inner: Any = innermost_function(step)
+    if not hasattr(inner, "earlier_stages"):
+        return step
+    return FunctionStage(as_stage(attrs.evolve(inner, earlier_stages=earlier)), step.name)
 
 
 def describe_stage(step: AnyStage) -> str:

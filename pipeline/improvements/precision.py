@@ -6,7 +6,7 @@ An operator without a rule runs in float32: only operators that are known to be 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import Any, Final, Literal, TypeAlias
@@ -17,6 +17,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from pipeline.aten.traits import CONTRACTIONS, PART, Kind, op_kind
 from pipeline.records.executed_ops import ModulePredicate, qualified_names
+from pipeline.records.wording import items_of
 
 Mode: TypeAlias = Literal["half", "float32", "inputs", "said"]
 Excluded: TypeAlias = OpOverload[..., Any] | OpOverloadPacket[..., Any] | str | ModulePredicate
@@ -99,9 +100,7 @@ def rule_for(node: torch.fx.Node) -> Rule:
 
 def check_exclude(value: object) -> tuple[Excluded, ...]:
     """Check the setting ``exclude``; raise a `TypeError` for any entry but an operator, pattern or predicate."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f"exclude must be a collection of operators, patterns or predicates, got {value!r}")
-    entries = tuple(value)
+    entries = tuple(items_of(value, "exclude must be a collection of operators, patterns or predicates"))
     for entry in entries:
         if not isinstance(entry, OpOverload | OpOverloadPacket | str) and not callable(entry):
             raise TypeError(

@@ -103,17 +103,13 @@ class Choose:
 
     timer: measures the segments of programs.
     kept: stores measurements for later compilations, and for compilations without a GPU.
-    before: the pipeline's earlier stages, which compile variants.
+    earlier_stages: those of the pipeline, which compile variants; the pipeline sets them.
     """
 
     timer: Timer = field(default=measure_segments, repr=False)
     kept: Measurements = field(default=NoMeasurements(), repr=False)
-    before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
+    earlier_stages: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="choose", kw_only=True)
-
-    def following(self, earlier_stages: tuple[AnyStage, ...]) -> Choose:
-        """Return a copy of this stage with the pipeline's earlier stages, to compile variants of a program by them."""
-        return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:
         """Return the fastest variant of a program."""
@@ -175,7 +171,7 @@ class Choose:
         ``names``: the operators that it runs in PyTorch if engines are for one profile each."""
         try:
             if _has_engine_per_profile(compiled):
-                made = matmuls_in_torch(compiled, self.before or STAGES, names)
+                made = matmuls_in_torch(compiled, self.earlier_stages or STAGES, names)
             else:
                 made = captured_program_in_torch(compiled, TRIAL)
             if collectives_by_profile(made) != collectives_by_profile(compiled):

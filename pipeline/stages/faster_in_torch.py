@@ -11,7 +11,7 @@ from attrs import evolve
 from toolz import merge
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.op_predicates import moves_elements
+from pipeline.aten.op_predicates import source_before_moves
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Node, aten
 from pipeline.compiled import Compiled, RefitMap
@@ -58,7 +58,7 @@ def _matmul_names(program: Program) -> Iterator[str]:
     """Yield the names of half-precision matmuls by large weights, or by views of large weights."""
     for node in program.graph.nodes:
         if node.op == "call_function" and op_kind(node.target) in (Kind.MULTIPLIES, Kind.PROJECTS):
-            sources = (_source_before_moves(operand) for operand in node.all_input_nodes)
+            sources = (source_before_moves(operand) for operand in node.all_input_nodes)
             weights = (source.meta["val"] for source in sources if source.name in program.constants)
             if any(weight.dtype in HALVES and weight.nbytes >= LEAST for weight in weights):
                 yield node.name
@@ -83,13 +83,6 @@ def _attention_names(program: Program, profile: int | None) -> Iterator[str]:
             mask = argument(node, "attn_mask")
             if isinstance(mask, Node) and (choice := where_of_open_mask(mask)) is not None:
                 yield from (choice.name, mask.name)
-
-
-def _source_before_moves(node: Node) -> Node:
-    """Return the node that computes the elements which ``node`` only moves or casts (views, copies, casts)."""
-    while moves_elements(node) and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return node
 
 
 def matmuls_in_torch(compiled: Compiled, stages: Sequence[AnyStage], node_names: Sequence[str]) -> Compiled:

@@ -7,7 +7,6 @@ constants are folded with their recipes, so that engines can still be refitted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Self
 
 from attrs import evolve, field, frozen
@@ -16,13 +15,12 @@ from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.registry import ConverterRegistry
 from pipeline.improvements import PASSES, RENAMED, Improvement, Rewriting
 from pipeline.program import Program
+from pipeline.records.wording import items_of
 
 
 def _to_passes(value: object) -> tuple[Improvement, ...]:
     """Convert passes, or their names, to a tuple of passes. A `ValueError` for an unknown name lists all names."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f"passes must be a collection of passes or their names, got {value!r}")
-    return tuple(map(_to_pass, value))
+    return tuple(map(_to_pass, items_of(value, "passes must be a collection of passes or their names")))
 
 
 def _to_pass(value: object) -> Improvement:

@@ -9,7 +9,7 @@ import torch
 from attrs import evolve, field, frozen
 from torch.utils._pytree import tree_unflatten
 
-from pipeline.aten.op_predicates import moves_elements
+from pipeline.aten.op_predicates import source_before_moves
 from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import unwrap_constant
@@ -209,7 +209,7 @@ def index_limits(program: Program) -> dict[str, int]:
     limits: dict[str, int] = {}
     for node in program.graph.nodes:
         for index, entries in _table_lookups(node):
-            name = _name_before_moves(index)
+            name = source_before_moves(index).name
             limits[name] = min(entries, limits.get(name, entries))
     return {port.name: limits[port.name] for port in program.inputs if port.name in limits}
 
@@ -227,10 +227,3 @@ def _table_lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
     for dim, index in read if shape else ():
         if isinstance(index, torch.fx.Node) and isinstance(shape[dim], int):
             yield index, shape[dim]
-
-
-def _name_before_moves(node: torch.fx.Node) -> str:
-    """Return the name of the node at the start of the chain of moves and casts that ends in ``node``, maybe its own."""
-    while moves_elements(node) and isinstance(node.args[0], torch.fx.Node):
-        node = node.args[0]
-    return node.name
