@@ -65,21 +65,16 @@ def _parse_weight_patterns(patterns: object) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _to_path(path: object) -> str | None:
-    """Return the text of a path (``engine_cache_dir``); None stays None."""
-    if path is None or isinstance(path, str | os.PathLike):
-        return None if path is None else os.fspath(path)
-    raise TypeError(f"engine_cache_dir must be a folder, an fsspec URL or None, got {path!r}")
-
-
-def _to_path_or_flag(value: object) -> object:
-    """Return a path as text; return True, False and wrong values unchanged, for the validator `_check_path_or_flag`."""
+def _to_path(value: Any) -> Any:
+    """Return a path as text; return other values, right or wrong, unchanged for the validator `_check_path`."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _check_path_or_flag(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
-    if not isinstance(value, bool | str):
-        raise TypeError(f"{field.name} must be True, False or a path, got {value!r}")
+def _check_path(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
+    """Raise a `TypeError` if a field's value is neither a path nor True or False; None if that is the default."""
+    if not isinstance(value, str | (bool if field.default is not None else None)):
+        expected = "True, False or a path" if field.default is not None else "a folder, an fsspec URL or None"
+        raise TypeError(f"{field.name} must be {expected}, got {value!r}")
 
 
 RUNTIME = (
@@ -247,13 +242,13 @@ class CompilationSettings:
     decompose_attention: bool = attrs.field(default=False, validator=_check_boolean)
     use_fp32_acc: bool | None = attrs.field(default=None, validator=_check_boolean)
     faster_in_torch: bool = attrs.field(default=True, validator=_check_boolean)
-    measurements: bool | str = attrs.field(default=True, converter=_to_path_or_flag, validator=_check_path_or_flag)
+    measurements: bool | str = attrs.field(default=True, converter=_to_path, validator=_check_path)
     collectives_in_engine: bool = attrs.field(default=False, validator=_check_boolean)
     load_built_engines: bool = attrs.field(default=True, validator=_check_boolean)
     progress: bool | None = attrs.field(default=None, validator=_check_boolean)
     cache_built_engines: bool = attrs.field(default=False, validator=_check_boolean)
     reuse_cached_engines: bool = attrs.field(default=False, validator=_check_boolean)
-    engine_cache_dir: str | None = attrs.field(default=None, converter=_to_path)
+    engine_cache_dir: str | None = attrs.field(default=None, converter=_to_path, validator=_check_path)
     engine_cache_size: int = attrs.field(default=5 << 30, validator=_integer_validator(0, optional=False))
     cuda_graphs: bool = attrs.field(default=False, validator=_check_boolean)
     max_cuda_graphs: int = attrs.field(default=8, validator=_integer_validator(1, optional=False))
@@ -266,7 +261,7 @@ class CompilationSettings:
         default=None, validator=one_of(None, "default", "max-autotune-no-cudagraphs")
     )
     copy_weights: bool = attrs.field(default=True, validator=_check_boolean)
-    runtime_cache: bool | str = attrs.field(default=True, converter=_to_path_or_flag, validator=_check_path_or_flag)
+    runtime_cache: bool | str = attrs.field(default=True, converter=_to_path, validator=_check_path)
 
     def evolve(self, **fields: Any) -> Self:
         """Return a validated copy with these fields changed; raise a `TypeError` for an unknown field."""

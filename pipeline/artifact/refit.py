@@ -86,7 +86,9 @@ def replace_weights(
     model's own tensors, and torch does not count all writes to these (``weight.data.add_(…)``). Unlike a changed
     weight, an unknown weight may be one that TensorRT has folded away.
     """
-    refits, loaded = has_gpu() and _has_refittable_engines(compiled), was_loaded_from_file(compiled)
+    engines = zip(compiled.engines, compiled.networks, strict=True)
+    can_be_refitted = [engine.refittable for engine, network in engines if network.weights]
+    refits, loaded = has_gpu() and any(can_be_refitted) and all(can_be_refitted), was_loaded_from_file(compiled)
     if (refits or loaded) and compiled.refit_map.computed:
         raise RefitError(compiled.refit_map.computed)
     compiled = evolve(compiled, refit_map=recipes)
@@ -100,13 +102,6 @@ def replace_weights(
     if loaded:
         return rebuild_engines(compiled, new)
     return evolve(refit_map(build(convert(new))), healed=compiled.healed)
-
-
-def _has_refittable_engines(compiled: Compiled) -> bool:
-    """Return whether every engine that contains weights can be refitted."""
-    engines = zip(compiled.engines, compiled.networks, strict=True)
-    have = [engine.refittable for engine, network in engines if network.weights]
-    return bool(have) and all(have)
 
 
 def with_lora(
