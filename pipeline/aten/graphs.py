@@ -9,7 +9,6 @@ import torch
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 
-from pipeline.aten.naming import origin_of
 from pipeline.aten.types import Argument
 
 T = TypeVar("T")
@@ -60,20 +59,6 @@ def call_graph(
         else:
             env[node] = execute(node, *map_arg((node.args, dict(node.kwargs)), env.__getitem__))
     raise AssertionError("the graph has no output node")
-
-
-def copy_calls(
-    source: torch.fx.Graph, inputs: Iterable[object], graph: torch.fx.Graph, original: torch.fx.Node
-) -> Argument:
-    """Add the calls of ``source``, for these inputs, to another graph at its insertion point, and return the results.
-    The calls get the source line and module of the node ``original``."""
-
-    def emit(call: torch.fx.Node, args: Argument, kwargs: Argument) -> torch.fx.Node:
-        made = graph.create_node("call_function", call.target, args, kwargs)
-        made.meta = {**origin_of(original.meta), "val": call.meta.get("val")}
-        return made
-
-    return call_graph(source, inputs, emit)
 
 
 def evaluate_recursively(

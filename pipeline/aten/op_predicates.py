@@ -30,13 +30,6 @@ def moves_elements(node: torch.fx.Node) -> bool:
     )
 
 
-def source_before_moves(node: torch.fx.Node) -> torch.fx.Node:
-    """Return the node that computes the elements which ``node`` only moves or casts (views, copies, casts)."""
-    while moves_elements(node) and isinstance(node.args[0], torch.fx.Node):
-        node = node.args[0]
-    return node
-
-
 def is_cheap(node: torch.fx.Node, *, include_creation: bool = False) -> bool:
     """Return whether a node costs almost nothing: moves elements, is elementwise, or (``include_creation``) creates
     a tensor, as ``full`` does."""

@@ -27,7 +27,7 @@ from pipeline.compose.joins import (
     run_stage,
     stage_index,
 )
-from pipeline.compose.ledger import select_ledger
+from pipeline.compose.ledger import Ledger
 from pipeline.compose.stage_signature import (
     AnyStage,
     Gives,
@@ -220,7 +220,7 @@ class Pipeline(Generic[Takes, Gives]):
         Returns the last stage's result. Exceptions of a stage propagate unchanged, with a note that names the stage.
         """
         refuse_unknown_arguments(unknown)
-        ledger = select_ledger(self.observers, self.settings.progress, self.names)
+        ledger = _select_ledger(self.observers, self.settings.progress, self.names)
         before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
         alone = is_empty(args) and is_empty(kwargs) and all(x is None for x in (dynamic_shapes, output_names, profiles))
         if alone and is_instance(model, self.takes):
@@ -375,3 +375,16 @@ class Pipeline(Generic[Takes, Gives]):
 
 def _as_pipeline(part: StageLike) -> Pipeline[Any, Any]:
     return part if isinstance(part, Pipeline) else Pipeline((as_stage(part),))
+
+
+def _select_ledger(observers: Sequence[Observer], progress: bool | None, stage_names: Sequence[str]) -> Ledger:
+    """Return the first ledger among the observers, so that memory is read only once. Without one, return a new ledger,
+    which reads memory every 50 ms, and shows progress bars if ``progress`` is True, or is None on a terminal.
+    ``stage_names``: the run's stages."""
+    if (known := next((each for each in observers if isinstance(each, Ledger)), None)) is not None:
+        return known
+    if stage_names and (sys.stderr is not None and sys.stderr.isatty() if progress is None else progress):
+        from pipeline.compose.progress import RunProgress  # rich takes a while to import
+
+        return RunProgress(stage_names[-1])
+    return Ledger(interval=0.05)

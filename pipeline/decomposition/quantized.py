@@ -14,7 +14,7 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import argument_names, bind
-from pipeline.aten.graphs import copy_calls, copy_graph, copy_node
+from pipeline.aten.graphs import copy_graph, copy_node
 from pipeline.aten.op_predicates import has_randomness
 from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Kind, op_kind
@@ -25,7 +25,7 @@ from pipeline.decomposition.quantized_activations import replace_float8_casts_by
 from pipeline.decomposition.quantized_arithmetic import Facts
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, QUANTIZER_OF
 from pipeline.decomposition.quantized_scales import can_use_form, schema_name
-from pipeline.decomposition.templates import Templates, argument_nodes
+from pipeline.decomposition.templates import Templates, argument_nodes, copy_calls
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.records.library_support import warn_if_untested
 

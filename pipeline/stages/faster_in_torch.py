@@ -11,7 +11,6 @@ from attrs import evolve
 from toolz import merge
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.op_predicates import source_before_moves
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.aten.types import Node, aten
 from pipeline.compiled import Compiled, RefitMap
@@ -28,7 +27,7 @@ from pipeline.shapes.environment import evaluate_size, expression
 from pipeline.stages.partition import BehindUpdates, InPieces, Partition
 from pipeline.trt import has_gpu
 from pipeline.verification.recompile import Recompiler
-from pipeline.verification.samples import tuned_sizes
+from pipeline.verification.samples import source_before_moves, tuned_sizes
 from pipeline.verification.split import reject_nodes
 
 LEAST: Final = 1 << 20

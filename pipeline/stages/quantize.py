@@ -19,13 +19,13 @@ import torch
 from attrs import field, frozen
 from torch.utils._pytree import tree_leaves
 
-from pipeline.aten.graphs import copy_calls, copy_graph
+from pipeline.aten.graphs import copy_graph
 from pipeline.aten.naming import module_path, origin_of
 from pipeline.aten.quantized import TYPES, operators
 from pipeline.aten.types import Node
 from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.decomposition.fold import is_constant
-from pipeline.decomposition.templates import Templates
+from pipeline.decomposition.templates import Templates, copy_calls
 from pipeline.errors import CalibrationError, PipelineError
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.precision import Excluded, check_exclude, excludes

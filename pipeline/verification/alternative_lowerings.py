@@ -13,12 +13,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pipeline.aten.graphs import copy_calls
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Function, Target, aten
 from pipeline.capture.fake_tensors import suppress_guards
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.declare import Rejection
+from pipeline.decomposition.templates import copy_calls
 from pipeline.errors import PipelineError
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.rewriting import Node, Rewriting

@@ -9,7 +9,7 @@ import torch
 from attrs import evolve, field, frozen
 from torch.utils._pytree import tree_unflatten
 
-from pipeline.aten.op_predicates import source_before_moves
+from pipeline.aten.op_predicates import moves_elements
 from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import unwrap_constant
@@ -227,3 +227,10 @@ def _table_lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
     for dim, index in read if shape else ():
         if isinstance(index, torch.fx.Node) and isinstance(shape[dim], int):
             yield index, shape[dim]
+
+
+def source_before_moves(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the node that computes the elements which ``node`` only moves or casts (views, copies, casts)."""
+    while moves_elements(node) and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node
