@@ -42,10 +42,12 @@ def _check_boolean(_: object, field: "attrs.Attribute[Any]", value: object) -> N
         raise TypeError(f"{field.name} must be {expected}, got {value!r}")
 
 
-def _integer_validator(least: int, most: float = math.inf, *, optional: bool = True) -> Callable[[Any, Any, Any], None]:
+def integer_validator(
+    least: int, most: float = math.inf, *, optional: bool = True, what: str = "an integer"
+) -> Callable[[Any, Any, Any], None]:
     """Return a validator that accepts integers from ``least`` to ``most``, and also None if the field is optional."""
     span = f"at least {least}" if most == math.inf else f"from {least} to {most}"
-    expected = f"an integer {span}" + (", or None" if optional else "")
+    expected = f"{what} {span}" + (", or None" if optional else "")
 
     def check(_: object, field: "attrs.Attribute[int | None]", value: object) -> None:
         if value is None and optional:
@@ -224,8 +226,8 @@ class CompilationSettings:
     truncate_double: bool = attrs.field(default=False, validator=_check_boolean)
     require_full_compilation: bool = attrs.field(default=False, validator=_check_boolean)
     require_fused_quantization: bool = attrs.field(default=False, validator=_check_boolean)
-    min_block_size: int = attrs.field(default=5, validator=_integer_validator(1, optional=False))
-    max_engines: int | None = attrs.field(default=None, validator=_integer_validator(1))
+    min_block_size: int = attrs.field(default=5, validator=integer_validator(1, optional=False))
+    max_engines: int | None = attrs.field(default=None, validator=integer_validator(1))
     torch_executed_ops: frozenset[TorchExecuted] = attrs.field(default=frozenset(), converter=to_executed_entries)
     assume_dynamic_shape_support: bool = attrs.field(default=False, validator=_check_boolean)
     immutable_weights: bool = attrs.field(default=True, validator=_check_boolean)
@@ -233,9 +235,9 @@ class CompilationSettings:
     refit_identical_engine_weights: bool = attrs.field(default=False, validator=_check_boolean)
     strip_engine_weights: bool = attrs.field(default=False, validator=_check_boolean)
     version_compatible: bool = attrs.field(default=False, validator=_check_boolean)
-    optimization_level: int | None = attrs.field(default=None, validator=_integer_validator(0, 5))
-    workspace_size: int | None = attrs.field(default=None, validator=_integer_validator(0, 2**63 - 1))
-    max_aux_streams: int | None = attrs.field(default=None, validator=_integer_validator(0, 2**31 - 1))
+    optimization_level: int | None = attrs.field(default=None, validator=integer_validator(0, 5))
+    workspace_size: int | None = attrs.field(default=None, validator=integer_validator(0, 2**63 - 1))
+    max_aux_streams: int | None = attrs.field(default=None, validator=integer_validator(0, 2**31 - 1))
     compute_capabilities: tuple[str, ...] = attrs.field(default=(), converter=_sort_capabilities)
     device: str | None = attrs.field(default=None, converter=_to_device_type)
     decisions: str = attrs.field(default="refuse", validator=one_of("refuse", "example"))
@@ -249,14 +251,14 @@ class CompilationSettings:
     cache_built_engines: bool = attrs.field(default=False, validator=_check_boolean)
     reuse_cached_engines: bool = attrs.field(default=False, validator=_check_boolean)
     engine_cache_dir: str | None = attrs.field(default=None, converter=_to_path, validator=_check_path)
-    engine_cache_size: int = attrs.field(default=5 << 30, validator=_integer_validator(0, optional=False))
+    engine_cache_size: int = attrs.field(default=5 << 30, validator=integer_validator(0, optional=False))
     cuda_graphs: bool = attrs.field(default=False, validator=_check_boolean)
-    max_cuda_graphs: int = attrs.field(default=8, validator=_integer_validator(1, optional=False))
+    max_cuda_graphs: int = attrs.field(default=8, validator=integer_validator(1, optional=False))
     engine_graphs: bool = attrs.field(default=True, validator=_check_boolean)
     reuse_outputs: bool = attrs.field(default=False, validator=_check_boolean)
-    execution_contexts: int = attrs.field(default=4, validator=_integer_validator(1, optional=False))
+    execution_contexts: int = attrs.field(default=4, validator=integer_validator(1, optional=False))
     kernel_specialization: str = attrs.field(default="none", validator=one_of("none", "eager", "lazy"))
-    weight_streaming_budget: int | None = attrs.field(default=None, validator=_integer_validator(0, 2**63 - 1))
+    weight_streaming_budget: int | None = attrs.field(default=None, validator=integer_validator(0, 2**63 - 1))
     torch_compile: str | None = attrs.field(
         default=None, validator=one_of(None, "default", "max-autotune-no-cudagraphs")
     )

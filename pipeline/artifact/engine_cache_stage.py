@@ -25,6 +25,7 @@ from pipeline.runtime.engine_refit import refit
 from pipeline.settings import CompilationSettings
 from pipeline.stages.build import build, make_engine
 from pipeline.stages.convert import output_binding_names
+from pipeline.stages.unbuilt import unbuilt
 from pipeline.trt import has_gpu
 
 log = logging.getLogger(__name__)
@@ -101,8 +102,7 @@ class Cached:
             if i not in engines:
                 source = sources[each.key_with_weights]
                 engines[i] = engine_for_network(engines[source], wanted[source].form, each.order.name, each.form)
-        built, computed = tuple(engines[i] for i in range(len(wanted))), converted.computed
-        return Built(converted.partitioned, converted.networks, built, converted.recipes, converted.literals, computed)
+        return evolve(unbuilt(converted), engines=tuple(engines[i] for i in range(len(wanted))))
 
     def _build_missing(
         self, store: Files, converted: Converted, requests: Sequence[EngineRequest], missing: Sequence[int]

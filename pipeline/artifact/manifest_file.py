@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import sympy
 
 from pipeline.artifact import codec
-from pipeline.artifact.container import Reader
+from pipeline.artifact.container import MANIFEST, Reader
 from pipeline.artifact.json_data import MalformedError, decode_json
 from pipeline.artifact.manifest import FORMAT, SCHEMA, Manifest
 from pipeline.aten.tensor_type import TensorType
@@ -22,8 +23,6 @@ from pipeline.network.description import Network
 from pipeline.recipes import Recipe, ref_names
 from pipeline.runtime.call_plan import NUMBERS
 from pipeline.shapes.environment import Range
-
-T = TypeVar("T")
 
 
 def open_program_file(path: Path) -> BinaryIO:
@@ -40,7 +39,8 @@ def open_program_file(path: Path) -> BinaryIO:
 
 def read_manifest(reader: Reader) -> Manifest:
     """Read the manifest of an open file; raise an `ArtifactError` if it is malformed or from a newer version."""
-    data = decode_entry(reader, reader.manifest, "manifest.json")
+    with raise_as_damage(reader, MANIFEST):
+        data = decode_json(reader.manifest)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ArtifactError(f"{reader.name} is not a saved program", "pass a file that compiled.save(path) wrote")
     schema = data.get("schema")
@@ -49,7 +49,8 @@ def read_manifest(reader: Reader) -> Manifest:
         who = f" by pipeline {by['pipeline']}" if isinstance(by, dict) and isinstance(by.get("pipeline"), str) else ""
         why = f"has the file format {str(schema)[:20]}, written{who}; this pipeline reads formats up to {SCHEMA}"
         raise ArtifactError(f"{reader.name} {why}", "update pipeline, or compile and save the model with this version")
-    found = read_record(reader, data, Manifest, "manifest.json")
+    with raise_as_damage(reader, MANIFEST):
+        found: Manifest = codec.from_json(data, Manifest)
     try:
         check_names(found)
         if fault := next(_manifest_errors(found), ""):
@@ -59,19 +60,11 @@ def read_manifest(reader: Reader) -> Manifest:
     return found
 
 
-def decode_entry(reader: Reader, data: bytes, entry_name: str) -> object:
-    """Decode ``data``, the JSON text of the file's entry ``entry_name``; an error names the file and the entry."""
+@contextmanager
+def raise_as_damage(reader: Reader, entry_name: str) -> Iterator[None]:
+    """Return a context in which an error of an entry's JSON text becomes an error that names the file and the entry."""
     try:
-        return decode_json(data)
-    except ArtifactError as error:
-        raise reader.damage_error(f"entry {entry_name}: {error.message}") from None
-
-
-def read_record(reader: Reader, data: object, record_type: type[T], entry_name: str) -> T:
-    """Convert ``data``, the decoded JSON of the file's entry ``entry_name``, to a record; an error names the entry."""
-    try:
-        found: T = codec.from_json(data, record_type)
-        return found
+        yield
     except ArtifactError as error:
         raise reader.damage_error(f"entry {entry_name}: {error.message}") from None
     except RecursionError:
