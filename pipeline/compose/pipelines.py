@@ -8,6 +8,7 @@ with an annotated `__call__` already is a stage. `|` joins stages and pipelines 
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial, reduce
 from types import FunctionType
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, cast, overload
@@ -220,16 +221,17 @@ class Pipeline(Generic[Takes, Gives]):
         Returns the last stage's result. Exceptions of a stage propagate unchanged, with a note that names the stage.
         """
         refuse_unknown_arguments(unknown)
-        ledger = _select_ledger(self.observers, self.settings.progress, self.names)
-        before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
-        alone = is_empty(args) and is_empty(kwargs) and all(x is None for x in (dynamic_shapes, output_names, profiles))
-        if alone and is_instance(model, self.takes):
-            record = apply_settings(self._settings, model, self.stages)
-        else:
-            check_first_stage(self.stages, model, self.settings)
-            front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
-            record = run.call("capture", partial(front, profiles=profiles))
-        made = self._run_stages(run, record)
+        with _select_ledger(self.observers, self.settings.progress, self.names) as ledger:
+            before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
+            options = (dynamic_shapes, output_names, profiles)
+            alone = is_empty(args) and is_empty(kwargs) and all(option is None for option in options)
+            if alone and is_instance(model, self.takes):
+                record = apply_settings(self._settings, model, self.stages)
+            else:
+                check_first_stage(self.stages, model, self.settings)
+                front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
+                record = run.call("capture", partial(front, profiles=profiles))
+            made = self._run_stages(run, record)
         return attrs.evolve(made, took=tuple(ledger.entries[before:])) if isinstance(made, Compiled) else made
 
     def _run_stages(self, run: Run, record: object) -> Any:
@@ -377,14 +379,16 @@ def _as_pipeline(part: StageLike) -> Pipeline[Any, Any]:
     return part if isinstance(part, Pipeline) else Pipeline((as_stage(part),))
 
 
-def _select_ledger(observers: Sequence[Observer], progress: bool | None, stage_names: Sequence[str]) -> Ledger:
-    """Return the first ledger among the observers, so that memory is read only once. Without one, return a new ledger,
-    which reads memory every 50 ms, and shows progress bars if ``progress`` is True, or is None on a terminal.
-    ``stage_names``: the run's stages."""
+def _select_ledger(
+    observers: Sequence[Observer], progress: bool | None, stage_names: Sequence[str]
+) -> AbstractContextManager[Ledger]:
+    """Return a context with the first ledger among the observers, so that memory is read only once. Without one, it has
+    a new ledger, which reads memory every 50 ms, and shows progress bars if ``progress`` is True, or is None on a
+    terminal. ``stage_names``: the run's stages."""
     if (known := next((each for each in observers if isinstance(each, Ledger)), None)) is not None:
-        return known
+        return nullcontext(known)
     if stage_names and (sys.stderr is not None and sys.stderr.isatty() if progress is None else progress):
-        from pipeline.compose.progress import RunProgress  # rich takes a while to import
+        from pipeline.compose.progress import StageProgress  # rich takes a while to import
 
-        return RunProgress(stage_names[-1])
-    return Ledger(interval=0.05)
+        return StageProgress(show=True, transient=True, interval=0.05)
+    return nullcontext(Ledger(interval=0.05))
