@@ -9,7 +9,7 @@ from typing import get_args
 from pipeline.artifact.epcontext import save_in_format
 from pipeline.artifact.program_op import OperatorCall
 from pipeline.artifact.refit import with_lora
-from pipeline.compiled import Compiled, CompiledModule, Executor, M
+from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.profiling.measure import measure_profile
 from pipeline.profiling.trace import write_trace as write_trace
 from pipeline.records.profile import Profile
@@ -30,13 +30,8 @@ def new_module(compiled: Compiled, executor: Executor | None, runtime_settings: 
     return made
 
 
-def copy_model_with_forward(_: Compiled, model: M, compiled_module: CompiledModule) -> M:
-    """Return a copy of ``model`` whose ``forward`` calls ``compiled_module``; ``_`` is the ``self`` of this method."""
-    return in_place_of(model, compiled_module)
-
-
 Compiled._new_module = new_module
-Compiled._module_like = copy_model_with_forward
+Compiled._module_like = lambda _, model, module: in_place_of(model, module)
 Compiled._profiled = measure_profile
 Compiled._write = save_in_format
 Compiled._write_page = write_report

@@ -369,17 +369,14 @@ class Compiled:
             sizes[engine.name] = f"  engine {engine.nbytes / 1e6:.1f} MB, {engine.library}, {layers}"
         inputs, outputs = input_and_output_lines(self.partitioned)
         lines = [str(self.coverage), "", "inputs:", *(f"  {row}" for row in inputs)]
-        lines += ["outputs:", *(f"  {row}" for row in outputs), "", *self._size_lines()]
+        lines += ["outputs:", *(f"  {row}" for row in outputs), ""]
+        rows, words = [*self.program.shapes.lines()], self.program.shapes.user_names
+        for place, ranges in enumerate(self.program.profiles):
+            rows.append(f"profile {place}: {', '.join(f'{words.get(name, name)}={r}' for name, r in ranges.items())}")
+        lines += ["sizes that vary:", *(f"  {row}" for row in rows), ""] if rows else []
         for segment in self.partitioned.segments:
             head, *rest = segment_lines(self.partitioned, segment)
             lines += [head, *filter(None, [sizes.get(segment.name)]), *rest]
         lines += [f"quantized: {pair}" for pair in self.quantization]
         lines += [f"not refittable: {name}: {why}" for name, why in self.refit_map.computed.items()]
         return "\n".join([*lines, *([str(self.agreement)] if self.agreement else [])])
-
-    def _size_lines(self) -> list[str]:
-        """Return the report's lines on dynamic sizes, and the relations between them."""
-        rows, words = [*self.program.shapes.lines()], self.program.shapes.user_names
-        for place, profile in enumerate(self.program.profiles):
-            rows.append(f"profile {place}: {', '.join(f'{words.get(name, name)}={r}' for name, r in profile.items())}")
-        return ["sizes that vary:", *(f"  {row}" for row in rows), ""] if rows else []

@@ -139,15 +139,9 @@ MODES: Final[Mapping[str, Mapping[str, object]]] = {
 """The settings that each ``mode`` of torch.compile sets."""
 
 
-def entry_point(
-    graph_module: GraphModule,
-    example_inputs: Sequence[object],
-    *,
-    mode: str | None = None,
-    options: Mapping[str, object] | None = None,
-) -> Function:
+def entry_point(graph_module: GraphModule, example_inputs: Sequence[object], **given: Any) -> Function:
     """Compile a graph, as the backend of ``torch.compile(model, backend="pipeline", mode=…, options=…)``."""
-    return backend()(graph_module, example_inputs, mode=mode, options=options)
+    return backend()(graph_module, example_inputs, **given)
 
 
 def _compile_runner(

@@ -3,22 +3,20 @@
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Self
 
 import attrs
 import torch
 
 from pipeline.records.executed_ops import TorchExecuted, entry_matches_node, entry_name, to_executed_entries
-from pipeline.records.wording import did_you_mean, one_of, refuse_assignment, with_argument_advice
+from pipeline.records.wording import did_you_mean, items_of, one_of, refuse_assignment, with_argument_advice
 from pipeline.settings_migration import ELSEWHERE
 
 
 def _sort_capabilities(capabilities: object) -> tuple[str, ...]:
     """Sort compute capabilities numerically and remove duplicates, so that settings for the same GPUs compare equal."""
-    if isinstance(capabilities, str | bytes) or not isinstance(capabilities, Iterable):
-        raise TypeError(f'compute_capabilities must be a collection such as ("8.6", "12.0"), got {capabilities!r}')
-    given = list(capabilities)
+    given = items_of(capabilities, 'compute_capabilities must be a collection such as ("8.6", "12.0")')
     for item in given:
         if not isinstance(item, str):
             raise TypeError(f'compute_capabilities: {item!r} is not a string such as "8.6"')
@@ -44,10 +42,12 @@ def _check_boolean(_: object, field: "attrs.Attribute[Any]", value: object) -> N
         raise TypeError(f"{field.name} must be {expected}, got {value!r}")
 
 
-def _integer_validator(least: int, most: float = math.inf, *, optional: bool = True) -> Callable[[Any, Any, Any], None]:
+def integer_validator(
+    least: int, most: float = math.inf, *, optional: bool = True, what: str = "an integer"
+) -> Callable[[Any, Any, Any], None]:
     """Return a validator that accepts integers from ``least`` to ``most``, and also None if the field is optional."""
     span = f"at least {least}" if most == math.inf else f"from {least} to {most}"
-    expected = f"an integer {span}" + (", or None" if optional else "")
+    expected = f"{what} {span}" + (", or None" if optional else "")
 
     def check(_: object, field: "attrs.Attribute[int | None]", value: object) -> None:
         if value is None and optional:
@@ -61,29 +61,22 @@ def _integer_validator(least: int, most: float = math.inf, *, optional: bool = T
 
 
 def _parse_weight_patterns(patterns: object) -> tuple[str, ...]:
-    if isinstance(patterns, str | bytes) or not isinstance(patterns, Iterable):
-        raise TypeError(f'refittable_weights must be a collection such as ("layers.0.*",), got {patterns!r}')
-    given = sorted({*patterns})
+    given = sorted({*items_of(patterns, 'refittable_weights must be a collection such as ("layers.0.*",)')})
     if wrong := [item for item in given if not isinstance(item, str)]:
         raise TypeError(f"refittable_weights: {wrong[0]!r} is not a str: expected names or patterns of parameters")
     return tuple(given)
 
 
-def _to_path(path: object) -> str | None:
-    """Return the text of a path (``engine_cache_dir``); None stays None."""
-    if path is None or (isinstance(path, str | os.PathLike) and os.fspath(path)):
-        return None if path is None else os.fspath(path)
-    raise TypeError(f"engine_cache_dir must be a folder, an fsspec URL or None, got {path!r}")
-
-
-def _to_path_or_flag(value: object) -> object:
-    """Return a path as text; return True, False and wrong values unchanged, for the validator `_check_path_or_flag`."""
+def _to_path(value: Any) -> Any:
+    """Return a path as text; return other values, right or wrong, unchanged for the validator `_check_path`."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _check_path_or_flag(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
-    if not isinstance(value, bool | str) or value == "":
-        raise TypeError(f"{field.name} must be True, False or a path, got {value!r}")
+def _check_path(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
+    """Raise a `TypeError` if a field's value is neither a path nor True or False; None if that is the default."""
+    if not isinstance(value, str | (bool if field.default is not None else None)) or value == "":
+        expected = "True, False or a path" if field.default is not None else "a folder, an fsspec URL or None"
+        raise TypeError(f"{field.name} must be {expected}, got {value!r}")
 
 
 RUNTIME = (
@@ -233,8 +226,8 @@ class CompilationSettings:
     truncate_double: bool = attrs.field(default=False, validator=_check_boolean)
     require_full_compilation: bool = attrs.field(default=False, validator=_check_boolean)
     require_fused_quantization: bool = attrs.field(default=False, validator=_check_boolean)
-    min_block_size: int = attrs.field(default=5, validator=_integer_validator(1, optional=False))
-    max_engines: int | None = attrs.field(default=None, validator=_integer_validator(1))
+    min_block_size: int = attrs.field(default=5, validator=integer_validator(1, optional=False))
+    max_engines: int | None = attrs.field(default=None, validator=integer_validator(1))
     torch_executed_ops: frozenset[TorchExecuted] = attrs.field(default=frozenset(), converter=to_executed_entries)
     assume_dynamic_shape_support: bool = attrs.field(default=False, validator=_check_boolean)
     immutable_weights: bool = attrs.field(default=True, validator=_check_boolean)
@@ -242,35 +235,35 @@ class CompilationSettings:
     refit_identical_engine_weights: bool = attrs.field(default=False, validator=_check_boolean)
     strip_engine_weights: bool = attrs.field(default=False, validator=_check_boolean)
     version_compatible: bool = attrs.field(default=False, validator=_check_boolean)
-    optimization_level: int | None = attrs.field(default=None, validator=_integer_validator(0, 5))
-    workspace_size: int | None = attrs.field(default=None, validator=_integer_validator(0, 2**63 - 1))
-    max_aux_streams: int | None = attrs.field(default=None, validator=_integer_validator(0, 2**31 - 1))
+    optimization_level: int | None = attrs.field(default=None, validator=integer_validator(0, 5))
+    workspace_size: int | None = attrs.field(default=None, validator=integer_validator(0, 2**63 - 1))
+    max_aux_streams: int | None = attrs.field(default=None, validator=integer_validator(0, 2**31 - 1))
     compute_capabilities: tuple[str, ...] = attrs.field(default=(), converter=_sort_capabilities)
     device: str | None = attrs.field(default=None, converter=_to_device_type)
     decisions: str = attrs.field(default="refuse", validator=one_of("refuse", "example"))
     decompose_attention: bool = attrs.field(default=False, validator=_check_boolean)
     use_fp32_acc: bool | None = attrs.field(default=None, validator=_check_boolean)
     faster_in_torch: bool = attrs.field(default=True, validator=_check_boolean)
-    measurements: bool | str = attrs.field(default=True, converter=_to_path_or_flag, validator=_check_path_or_flag)
+    measurements: bool | str = attrs.field(default=True, converter=_to_path, validator=_check_path)
     collectives_in_engine: bool = attrs.field(default=False, validator=_check_boolean)
     load_built_engines: bool = attrs.field(default=True, validator=_check_boolean)
     progress: bool | None = attrs.field(default=None, validator=_check_boolean)
     cache_built_engines: bool = attrs.field(default=False, validator=_check_boolean)
     reuse_cached_engines: bool = attrs.field(default=False, validator=_check_boolean)
-    engine_cache_dir: str | None = attrs.field(default=None, converter=_to_path)
-    engine_cache_size: int = attrs.field(default=5 << 30, validator=_integer_validator(0, optional=False))
+    engine_cache_dir: str | None = attrs.field(default=None, converter=_to_path, validator=_check_path)
+    engine_cache_size: int = attrs.field(default=5 << 30, validator=integer_validator(0, optional=False))
     cuda_graphs: bool = attrs.field(default=False, validator=_check_boolean)
-    max_cuda_graphs: int = attrs.field(default=8, validator=_integer_validator(1, optional=False))
+    max_cuda_graphs: int = attrs.field(default=8, validator=integer_validator(1, optional=False))
     engine_graphs: bool = attrs.field(default=True, validator=_check_boolean)
     reuse_outputs: bool = attrs.field(default=False, validator=_check_boolean)
-    execution_contexts: int = attrs.field(default=4, validator=_integer_validator(1, optional=False))
+    execution_contexts: int = attrs.field(default=4, validator=integer_validator(1, optional=False))
     kernel_specialization: str = attrs.field(default="none", validator=one_of("none", "eager", "lazy"))
-    weight_streaming_budget: int | None = attrs.field(default=None, validator=_integer_validator(0, 2**63 - 1))
+    weight_streaming_budget: int | None = attrs.field(default=None, validator=integer_validator(0, 2**63 - 1))
     torch_compile: str | None = attrs.field(
         default=None, validator=one_of(None, "default", "max-autotune-no-cudagraphs")
     )
     copy_weights: bool = attrs.field(default=True, validator=_check_boolean)
-    runtime_cache: bool | str = attrs.field(default=True, converter=_to_path_or_flag, validator=_check_path_or_flag)
+    runtime_cache: bool | str = attrs.field(default=True, converter=_to_path, validator=_check_path)
 
     def evolve(self, **fields: Any) -> Self:
         """Return a validated copy with these fields changed; raise a `TypeError` for an unknown field."""

@@ -19,7 +19,8 @@ import torch
 
 from pipeline.artifact import expressions, json_values
 from pipeline.artifact.json_data import JsonData, MalformedError, MissingOperatorError
-from pipeline.artifact.json_values import Convert, torch_attribute
+from pipeline.artifact.json_values import Convert, as_list, torch_attribute
+from pipeline.aten.dtypes import short_name
 from pipeline.errors import ArtifactError
 from pipeline.frozen import FrozenDict
 
@@ -61,8 +62,9 @@ def rule_for_type(value_type: Any) -> Rule:
         return _tuple_rule(args)
     if origin is FrozenDict:
         return _mapping_rule(*args)
-    if origin is frozenset:
-        return _set_rule(*args)
+    if origin is frozenset:  # in JSON a sorted list
+        inner = _tuple_rule((*args, Ellipsis))
+        return Rule(lambda value: sorted(inner.write(value)), lambda data: frozenset(inner.read(data)))
     raise TypeError(f"a record has a field of type {value_type}, which pipeline.artifact.codec cannot convert to JSON")
 
 
@@ -170,16 +172,13 @@ def _tuple_rule(element_types: tuple[object, ...]) -> Rule:
         inner = rule_for_type(element_types[0])
         return Rule(
             lambda value: [inner.write(v) for v in value],
-            lambda data: _read_elements(repeat(inner), _checked_list(data)),
+            lambda data: _read_elements(repeat(inner), as_list(data)),
         )
     rules = [rule_for_type(kind) for kind in element_types]
-
-    def read(data: JsonData) -> Any:
-        if len(_checked_list(data)) != len(rules):
-            raise MalformedError(f"expected a list of {len(rules)} elements, not {len(data)}")
-        return _read_elements(rules, data)
-
-    return Rule(lambda value: [each.write(v) for each, v in zip(rules, value, strict=True)], read)
+    return Rule(
+        lambda value: [each.write(v) for each, v in zip(rules, value, strict=True)],
+        lambda data: _read_elements(rules, as_list(data, len(rules))),
+    )
 
 
 def _mapping_rule(key_type: Any, value_type: Any) -> Rule:
@@ -196,18 +195,6 @@ def _mapping_rule(key_type: Any, value_type: Any) -> Rule:
     return Rule(lambda mapping: pairs.write(mapping.items()), read)
 
 
-def _set_rule(element_type: Any) -> Rule:
-    """Return the rule for a frozenset: in JSON a sorted list."""
-    inner = rule_for_type(tuple[element_type, ...])
-    return Rule(lambda value: sorted(inner.write(value)), lambda data: frozenset(inner.read(data)))
-
-
-def _checked_list(data: JsonData) -> list[JsonData]:
-    if not isinstance(data, list):
-        raise MalformedError(f"expected a list, not {_excerpt(data)}")
-    return data
-
-
 def _excerpt(data: JsonData) -> str:
     return f"{str(data)[:60]!r}"
 
@@ -217,7 +204,7 @@ _PLAIN: Mapping[object, Rule] = {
     float: Rule(json_values.write_float, json_values.read_float),
     Any: Rule(json_values.to_json, json_values.from_json),
     Json: Rule(lambda value: value, lambda data: data),
-    **{kind: Rule(json_values.dtype_name, partial(torch_attribute, kind)) for kind in (torch.dtype, torch.layout)},
+    **{kind: Rule(short_name, partial(torch_attribute, kind)) for kind in (torch.dtype, torch.layout)},
     int | sympy.Expr: Rule(
         expressions.to_json,
         lambda data: _PLAIN[int].read(data) if isinstance(data, int) else expressions.from_json(data),

@@ -147,11 +147,7 @@ class Reader:
         except (struct.error, UnicodeDecodeError, IndexError):
             raise self.damage_error("the end of the file is missing or was altered") from None
         self.entries = {entry.name: entry for entry in found}
-        entry = self.entries[MANIFEST]
-        data = self.read_at(entry.data_offset, entry.size)
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise self.damage_error("the manifest was altered")
-        self.manifest = self._decompress(entry, data)
+        self.manifest = self.read(MANIFEST, digest)
 
     def damage_error(self, why: str) -> ArtifactError:
         return ArtifactError(f"{self.name} is truncated or was altered: {why}", "copy or save the file again")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from attrs import evolve, field, frozen
 
 from pipeline.artifact.engine_entry import CorruptEntryError, EngineEntry, engine_key, pack, tensor_digests, unpack
-from pipeline.artifact.engine_store import DiskStore, EngineStore, FileStore, FsspecStore, as_file_store
+from pipeline.artifact.engine_store import DiskStore, EngineStore, FsspecStore, StoreInMemory
 from pipeline.aten.types import Function
 from pipeline.build.deduplicate import engine_for_network
 from pipeline.build.serialized_plans import BuildOrder, Plan
@@ -24,9 +25,11 @@ from pipeline.runtime.engine_refit import refit
 from pipeline.settings import CompilationSettings
 from pipeline.stages.build import build, make_engine
 from pipeline.stages.convert import output_binding_names
+from pipeline.stages.unbuilt import unbuilt
 from pipeline.trt import has_gpu
 
 log = logging.getLogger(__name__)
+Files: TypeAlias = DiskStore | StoreInMemory
 
 
 @frozen
@@ -87,7 +90,8 @@ class Cached:
 
     def __call__(self, converted: Converted) -> Built:
         """Return the engines of all networks; equal networks share one plan."""
-        files, wanted = as_file_store(self.store), list(engine_requests(converted))
+        wanted = list(engine_requests(converted))
+        files = self.store if isinstance(self.store, DiskStore) else StoreInMemory(self.store)
         found = {i: self._load_cached_engine(files, each, i, len(wanted)) for i, each in enumerate(wanted)}
         engines = {i: engine for i, engine in found.items() if engine is not None}
         sources = {each.key_with_weights: i for i, each in reversed([*enumerate(wanted)]) if i not in engines}
@@ -98,11 +102,10 @@ class Cached:
             if i not in engines:
                 source = sources[each.key_with_weights]
                 engines[i] = engine_for_network(engines[source], wanted[source].form, each.order.name, each.form)
-        built, computed = tuple(engines[i] for i in range(len(wanted))), converted.computed
-        return Built(converted.partitioned, converted.networks, built, converted.recipes, converted.literals, computed)
+        return evolve(unbuilt(converted), engines=tuple(engines[i] for i in range(len(wanted))))
 
     def _build_missing(
-        self, store: FileStore, converted: Converted, requests: Sequence[EngineRequest], missing: Sequence[int]
+        self, store: Files, converted: Converted, requests: Sequence[EngineRequest], missing: Sequence[int]
     ) -> dict[int, Engine]:
         """Return the engines for the requests whose indices are ``missing``, by index: load those that another process
         has saved in the meantime; build and save the others."""
@@ -111,10 +114,14 @@ class Cached:
         if due := [i for i in missing if i not in engines]:
             engines |= dict(zip(due, self.build(_select_networks(converted, due)).engines, strict=True))
         for i in due if self.keep else ():
-            self._save_to_store(store, requests[i], engines[i])
+            try:
+                store.write(requests[i].key, pack(requests[i].cache_entry_of(engines[i]), engines[i].checked_plan()))
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                warn(f"the engine {engines[i].name} cannot be saved to the engine cache: {why}", ArtifactWarning)
         return engines
 
-    def _load_cached_engine(self, store: FileStore, request: EngineRequest, done: int, total: int) -> Engine | None:
+    def _load_cached_engine(self, store: Files, request: EngineRequest, done: int, total: int) -> Engine | None:
         """Return the requested engine from the store, or None; warn of errors. Report ``done`` of ``total`` engines."""
         if not self.reuse:
             return None
@@ -137,13 +144,6 @@ class Cached:
             report(done, total, f"{request.order.name}: from the cache")
             log.info("%s comes from the engine cache (%s)", request.order.name, request.key)
         return engine
-
-    def _save_to_store(self, store: FileStore, request: EngineRequest, engine: Engine) -> None:
-        try:
-            store.write(request.key, pack(request.cache_entry_of(engine), engine.checked_plan()))
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            warn(f"the engine {request.order.name} cannot be saved to the engine cache: {why}", ArtifactWarning)
 
 
 def engine_requests(converted: Converted) -> Iterator[EngineRequest]:

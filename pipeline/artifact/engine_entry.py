@@ -50,18 +50,13 @@ def engine_key(order: BuildOrder, network: Canonical, weight_digests: Mapping[st
     settings = (f"{name}={getattr(order.settings, name)!r}" for name in ENGINE)
     held = (f"{i} {weight_digests.get(name, 'refitted')}" for i, name in enumerate(network.weights))
     streams = f"streamed={order.settings.weight_streaming_budget is not None}"
-    parts = (FORMAT, network.text, *held, f"refit={order.refit_flags}", streams, *settings, *environment_key_parts())
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def environment_key_parts() -> Iterator[str]:
-    """Yield what an engine depends on besides the program: TensorRT's version, platform, GPU, NVIDIA_TF32_OVERRIDE."""
-    yield LIBRARY
-    yield f"{platform.system()} {platform.machine()}"
-    yield f"NVIDIA_TF32_OVERRIDE={os.environ.get('NVIDIA_TF32_OVERRIDE', '')}"
+    tf32 = f"NVIDIA_TF32_OVERRIDE={os.environ.get('NVIDIA_TF32_OVERRIDE', '')}"
+    machine = [LIBRARY, f"{platform.system()} {platform.machine()}", tf32]
     if not CAPABILITIES.compute_capabilities and torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
-        yield f"{gpu.name} {gpu.major}.{gpu.minor} {gpu.multi_processor_count}"
+        machine.append(f"{gpu.name} {gpu.major}.{gpu.minor} {gpu.multi_processor_count}")
+    parts = (FORMAT, network.text, *held, f"refit={order.refit_flags}", streams, *settings, *machine)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 Buffer: TypeAlias = "bytes | memoryview | mmap.mmap"

@@ -44,26 +44,9 @@ class EngineStore(Protocol):
         """Save bytes under a key. If the key already has an entry, the store may replace or keep it."""
 
 
-@runtime_checkable
-class FileStore(Protocol):
-    """A store whose entries are files, so that plans are memory-mapped and processes can share the store."""
-
-    def open_entry_with_size(self, key: str) -> tuple[BinaryIO, int] | None:
-        """Return the file of an entry, opened for reading, and its size in bytes; None if no entry has the key."""
-
-    def write(self, key: str, parts: Iterable[Buffer]) -> None:
-        """Save an entry whose bytes are given in parts."""
-
-    def delete(self, key: str) -> None:
-        """Delete the entry of this key."""
-
-    def lock_builds(self, keys: Iterable[str]) -> AbstractContextManager[None]:
-        """Return a context in which no other process builds the engines of these keys."""
-
-
 @frozen
 class StoreInMemory:
-    """Adapter that makes an `EngineStore` a `FileStore`; it holds whole entries in memory."""
+    """Adapter with which an `EngineStore` is used as a `DiskStore` is; it holds whole entries in memory."""
 
     store: EngineStore
 
@@ -80,11 +63,6 @@ class StoreInMemory:
     def lock_builds(self, keys: Iterable[str]) -> AbstractContextManager[None]:
         """Do nothing: two processes may build the same engine, and both save it."""
         return nullcontext()
-
-
-def as_file_store(store: EngineStore) -> FileStore:
-    """Return a `FileStore` unchanged; wrap any other engine store so that it acts as one."""
-    return store if isinstance(store, FileStore) else StoreInMemory(store)
 
 
 def _to_cache_folder(folder: str | os.PathLike[str] | None) -> Path:

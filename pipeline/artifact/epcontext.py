@@ -10,9 +10,9 @@ from typing import Final, get_args
 import torch
 from attrs import evolve
 
-from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.named_io import inputs_of, user_outputs_with_names
 from pipeline.artifact.save import INSIDE, save
+from pipeline.aten.dtypes import short_name
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled, Format, StrPath
 from pipeline.errors import ArtifactError, require_package
@@ -87,13 +87,9 @@ def _port_obstacle(port: Port) -> str:
     """Return why ONNX Runtime cannot accept this value as an input or return it as an output; empty if it can."""
     if port.kind != "tensor":
         return f"{port.name} is a number, and a session takes and returns only tensors"
-    if (dtype := _port_dtype(port)) not in ELEMENTS:
-        return f"{port.name} is {dtype_name(dtype)}, which ONNX Runtime's provider does not support"
+    if (dtype := port.dtype or torch.int64) not in ELEMENTS:
+        return f"{port.name} is {short_name(dtype)}, which ONNX Runtime's provider does not support"
     return "" if port.layout == torch.strided else f"{port.name} is {port.layout}, expected a strided tensor"
-
-
-def _port_dtype(port: Port) -> torch.dtype:
-    return port.dtype or torch.int64
 
 
 def _onnx_obstacles_of_outputs(compiled: Compiled) -> Iterator[str]:
@@ -121,7 +117,7 @@ def _engine_obstacles(compiled: Compiled) -> Iterator[str]:
     for tensor in (*network.inputs, *network.outputs):
         if (port := ports.get(tensor.name)) is None:
             yield f"its engine reads {tensor.name}, which is not an input of the model"
-        elif str(port.dtype).removeprefix("torch.") != tensor.dtype:
+        elif short_name(port.dtype) != tensor.dtype:
             yield f"{tensor.name} is {tensor.dtype} in the engine, but {port.dtype} in the model"
 
 
@@ -146,7 +142,9 @@ def _onnx_model(compiled: Compiled, name: str, plan_or_path: bytes, *, embed_pla
 
     def value(port: Port) -> Argument:
         shape = [size if isinstance(size, int) else str(size) for size in port.shape]
-        return helper.make_tensor_value_info(port.name, getattr(TensorProto, ELEMENTS[_port_dtype(port)]), shape)
+        return helper.make_tensor_value_info(
+            port.name, getattr(TensorProto, ELEMENTS[port.dtype or torch.int64]), shape
+        )
 
     inputs, outputs, network = inputs_of(compiled.program), _named_output_ports(compiled), compiled.networks[0]
     node = helper.make_node(

@@ -21,6 +21,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from pipeline.artifact import expressions
 from pipeline.artifact.json_data import JsonData, MalformedError
 from pipeline.artifact.op_names import find_allowed_operator, operator_name
+from pipeline.aten.dtypes import short_name
 from pipeline.errors import ArtifactError
 from pipeline.inputs import Constant
 from pipeline.recipes import Ref
@@ -50,11 +51,6 @@ def read_float(data: JsonData) -> float:
     raise MalformedError(f"expected a float, not {str(data)[:60]!r}")
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype: ``float32``."""
-    return str(dtype).removeprefix("torch.")
-
-
 def torch_attribute(attribute_type: type, name: object) -> Any:
     """Return torch's attribute of this name, if it has this type: ``torch.float32`` for ``float32``."""
     found = getattr(torch, name, None) if isinstance(name, str) else None
@@ -71,9 +67,7 @@ def _read_device(data: JsonData) -> torch.device:
 
 
 def _read_list(data: JsonData, count: int | None = None) -> list[JsonData]:
-    if not isinstance(data, list) or count not in (None, len(data)):
-        raise MalformedError(f"expected a list, not {str(data)[:60]!r}")
-    return [from_json(part) for part in data]
+    return [from_json(part) for part in as_list(data, count)]
 
 
 def _read_shape(data: JsonData) -> torch.Size:
@@ -85,22 +79,24 @@ def _read_shape(data: JsonData) -> torch.Size:
 
 def _read_constant(data: JsonData) -> Constant:
     """Convert JSON such as ``["float32", [1.0, 2.0]]`` to a constant tensor."""
-    dtype, numbers = _as_list(data, 2)
+    dtype, numbers = as_list(data, 2)
     try:
         return Constant(torch.tensor(from_json(numbers), dtype=torch_attribute(torch.dtype, dtype)))
     except (TypeError, ValueError, RuntimeError):
         raise MalformedError(f"expected the numbers of a constant tensor, not {str(numbers)[:60]!r}") from None
 
 
-def _as_list(data: JsonData, count: int) -> list[JsonData]:
-    if not isinstance(data, list) or len(data) != count:
-        raise MalformedError(f"expected a list of {count} elements, not {str(data)[:60]!r}")
+def as_list(data: JsonData, count: int | None = None) -> list[JsonData]:
+    """Return JSON data, a list; raise a `MalformedError` for other data, or if it has not ``count`` elements."""
+    if not isinstance(data, list) or count not in (None, len(data)):
+        size = "" if count is None else f" of {count} elements"
+        raise MalformedError(f"expected a list{size}, not {str(data)[:60]!r}")
     return data
 
 
 def _read_dict(data: JsonData) -> dict[Any, Any]:
     """Convert a JSON list of pairs, ``[[key, value], …]``, to a dict."""
-    rows = [_as_list(row, 2) for row in (data if isinstance(data, list) else [None])]
+    rows = [as_list(row, 2) for row in as_list(data)]
     try:
         return {from_json(key): from_json(value) for key, value in rows}
     except TypeError:
@@ -121,12 +117,17 @@ _JSON_KINDS: tuple[tuple[Any, str, Convert, Convert], ...] = (
     (torch.Size, "shape", _all_to_json, _read_shape),
     (tuple, "tuple", _all_to_json, lambda data: tuple(_read_list(data))),
     (dict, "dict", lambda value: [[to_json(k), to_json(v)] for k, v in value.items()], _read_dict),
-    (torch.dtype, "dtype", dtype_name, partial(torch_attribute, torch.dtype)),
+    (torch.dtype, "dtype", short_name, partial(torch_attribute, torch.dtype)),
     (torch.device, "device", str, _read_device),
-    (torch.layout, "layout", dtype_name, partial(torch_attribute, torch.layout)),
-    (torch.memory_format, "memory_format", dtype_name, partial(torch_attribute, torch.memory_format)),
-    (Constant, "constant", lambda v: [dtype_name(v.value.dtype), to_json(v.value.tolist())], _read_constant),
-    (complex, "complex", lambda v: _all_to_json((v.real, v.imag)), lambda v: complex(*map(read_float, _as_list(v, 2)))),
+    (torch.layout, "layout", short_name, partial(torch_attribute, torch.layout)),
+    (torch.memory_format, "memory_format", short_name, partial(torch_attribute, torch.memory_format)),
+    (Constant, "constant", lambda v: [short_name(v.value.dtype), to_json(v.value.tolist())], _read_constant),
+    (
+        complex,
+        "complex",
+        lambda v: _all_to_json((v.real, v.imag)),
+        lambda v: complex(*map(read_float, as_list(v, 2))),
+    ),
     (slice, "slice", lambda v: _all_to_json((v.start, v.stop, v.step)), lambda data: slice(*_read_list(data, 3))),
     (type(Ellipsis), "ellipsis", lambda value: None, lambda data: ...),
     (Ref, "ref", attrgetter("name"), lambda data: Ref(_as_str(data))),

@@ -17,16 +17,14 @@ import torch
 from attrs import asdict, evolve
 from attrs.filters import exclude
 
-from pipeline.artifact import graphs, op_names, pytrees, settings_json
+from pipeline.artifact import codec, graphs, manifest_file, op_names, pytrees, settings_json
 from pipeline.artifact.allocations import allowed_constant_bytes, largest_nbytes
 from pipeline.artifact.codec import read_part
-from pipeline.artifact.consistency import check_program, check_weights
 from pipeline.artifact.container import Reader
 from pipeline.artifact.graphs import SavedGraph
 from pipeline.artifact.hashing import THREADS, SharedFile
-from pipeline.artifact.json_data import MalformedError, MissingOperatorError
+from pipeline.artifact.json_data import MalformedError, MissingOperatorError, decode_json
 from pipeline.artifact.manifest import KERNELS, SavedSource, saved_fields
-from pipeline.artifact.manifest_file import decode_entry, open_program_file, read_manifest, read_record
 from pipeline.artifact.rebuild import placeholder_choice
 from pipeline.artifact.tensors import MappedTensors, SavedTensor
 from pipeline.aten.naming import module_meta
@@ -71,8 +69,8 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
     if place != given and not place.exists():
         raise ArtifactError(f"the folder {path} has no file {FOLDER}", "pass a path that compiled.save(path) wrote")
     compiled = load_program(place, operators)
-    with open_program_file(place) as file:
-        record = read_manifest(Reader(file, str(place))).generation
+    with manifest_file.open_program_file(place) as file:
+        record = manifest_file.read_manifest(Reader(file, str(place))).generation
     if not record:
         return compiled
     data: dict[str, Any] = json.loads(record)
@@ -102,13 +100,13 @@ FOLDER: Final = "model.trtp"
 
 def load_without_warning(path: str | os.PathLike[str], libraries: Collection[str] | None) -> Compiled:
     """Load a program that may call operators of these ``libraries``, such as ``{"torchvision"}`` or `op_names.ANY`."""
-    with open_program_file(Path(path)) as file, ThreadPoolExecutor(THREADS) as threads:
+    with manifest_file.open_program_file(Path(path)) as file, ThreadPoolExecutor(THREADS) as threads:
         return Loader(file, Path(path), threads, libraries).load_compiled()
 
 
 def load_printable_program(path: Path) -> Compiled:
     """Return a saved program that can be printed but not run, after checking every byte; raise the errors of `load`."""
-    with open_program_file(path) as file, ThreadPoolExecutor(THREADS) as threads:
+    with manifest_file.open_program_file(path) as file, ThreadPoolExecutor(THREADS) as threads:
         return _Describer(file, path, threads, op_names.ANY).load_compiled()
 
 
@@ -119,7 +117,7 @@ class Loader:
     def __init__(self, file: BinaryIO, path: Path, threads: Executor, libraries: Collection[str] | None) -> None:
         self.file, self.path, self.libraries = file, path, libraries
         self.reader = Reader(file, str(path))
-        self.manifest = read_manifest(self.reader)
+        self.manifest = manifest_file.read_manifest(self.reader)
         self.missing, kept = "", self.manifest
         self.most = allowed_constant_bytes((each.nbytes for each in kept.parameters.values()), kept.computed)
         large = [*filter(None, [kept.weights.entry]), *(engine.entry for engine in kept.engines)]
@@ -144,7 +142,7 @@ class Loader:
         self.kept_source = self.read_entry(kept.source, SavedSource) if kept.source else None
         self.tensor = self.tensor_reader()
         try:
-            check_weights(networks, kept)
+            manifest_file.check_weights(networks, kept)
             partitioned = Partitioned(self.program(), kept.segments, self.verdicts(), kept.fallbacks, kept.cuts)
             self.check_recipes()
             compiled = Compiled(
@@ -180,7 +178,9 @@ class Loader:
 
     def read_entry(self, entry_name: str, record_type: type[T]) -> T:
         data = self.reader.read(entry_name, self.expected_digest(entry_name))
-        return read_record(self.reader, decode_entry(self.reader, data, entry_name), record_type, entry_name)
+        with manifest_file.raise_as_damage(self.reader, entry_name):
+            found: T = codec.from_json(decode_json(data), record_type)
+        return found
 
     def read_network(self, entry_name: str) -> Network:
         found = self.read_entry(entry_name, Network)
@@ -226,7 +226,7 @@ class Loader:
         """Return the tensors of the separate weights file; meta tensors if it is missing or weights were not saved."""
         kept, beside = self.manifest.weights, self.path.parent / self.manifest.weights.file
         if kept.file and beside.is_file():
-            with open_program_file(beside) as file:
+            with manifest_file.open_program_file(beside) as file:
                 if (shared := SharedFile(file)).size != kept.size or shared.sha256(0, kept.size) != kept.sha256:
                     raise ArtifactError(
                         f"{beside} has other weights than those saved for {self.path}", "save both files again"
@@ -352,7 +352,7 @@ def _check_parts_match(compiled: Compiled, reader: Reader) -> None:
         raise reader.damage_error(f"it has {wrong[0]}")
     try:
         with raise_as_altered_file(reader.name):
-            check_program(compiled)
+            manifest_file.check_program(compiled)
             LayoutBuilder(program, compiled.partitioned.segments).build()
             compiled.report()
     except MalformedError as error:

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import sympy
 import torch
@@ -23,10 +23,10 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipeline.artifact.expressions import from_json, to_json
-from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.load import load_without_warning
 from pipeline.artifact.op_names import ANY
 from pipeline.artifact.save import save
+from pipeline.aten.dtypes import short_name
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Argument, Leaf
 from pipeline.compiled import Compiled, CompiledModule
@@ -105,7 +105,7 @@ def _call_facts_json(program: Program, node_values: Mapping[str, Argument], modu
     ]
     sizes = [to_json(port.value) for port in program.inputs if port.kind == "symint"]
     given = [node_values[o.value] for o in program.outputs if o.kind == "user" and not o.constant]
-    results = [[dtype_name(value.dtype), [to_json(size) for size in shape_of(value)]] for value in given]
+    results = [[short_name(value.dtype), [to_json(size) for size in shape_of(value)]] for value in given]
     return json.dumps({"key": module_key, "tensors": tensors, "sizes": sizes, "results": results})
 
 
@@ -126,7 +126,7 @@ def run(
 ) -> list[torch.Tensor]:
     """Run a compiled program on tensor arguments (``inputs``) and int arguments (``sizes``), for ``pipeline::run``.
     ``program``: bytes of the saved program, if the graph was exported. ``facts``: JSON from `_call_facts_json`."""
-    module = _find_or_load_module(program, _module_key_in_facts(facts))
+    module = _find_or_load_module(program, _parse_facts(facts)[0])
     given: dict[str, Iterator[Leaf]] = {"tensor": iter(inputs), "symint": iter(sizes)}
     ports = module.program.inputs
     leaves = [next(given[_input_kind(port)]) if _input_kind(port) in given else port.value for port in ports]
@@ -134,12 +134,6 @@ def run(
     # `forward`, not a call: the module's hooks are in the graph already, and `module.compile()` would call this again.
     results = [leaf for leaf in tree_leaves(module.forward(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
     return _clone_aliases(results, inputs)
-
-
-@lru_cache(maxsize=256)
-def _module_key_in_facts(facts_json: str) -> str:
-    """Return the key of the compiled module in `_MODULES`, from the JSON of `_call_facts_json`."""
-    return str(json.loads(facts_json)["key"])
 
 
 def _find_or_load_module(program_bytes: torch.Tensor | None, module_key: str) -> CompiledModule:
@@ -151,16 +145,11 @@ def _find_or_load_module(program_bytes: torch.Tensor | None, module_key: str) ->
         raise ExecutionError("the graph calls a compiled module that was deleted", hint)
     storage = program_bytes.untyped_storage()
     if storage not in _LOADED:
-        _LOADED[storage] = _load_from_byte_tensor(program_bytes).module()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "program.trtp"
+            path.write_bytes(program_bytes.cpu().numpy().tobytes())
+            _LOADED[storage] = load_without_warning(path, ANY).module()  # the exported graph may call any operator, too
     return _LOADED[storage]
-
-
-def _load_from_byte_tensor(program_bytes: torch.Tensor) -> Compiled:
-    """Load a program from its bytes. Any operator is allowed, as in the exported graph that contains the bytes."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "program.trtp"
-        path.write_bytes(program_bytes.cpu().numpy().tobytes())
-        return load_without_warning(path, ANY)
 
 
 def _clone_aliases(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -176,7 +165,7 @@ def _clone_aliases(results: Sequence[torch.Tensor], inputs: Sequence[torch.Tenso
 
 def empty_results(inputs: Sequence[torch.Tensor], sizes: Sequence[int], facts: str) -> list[torch.Tensor]:
     """Return uninitialized results of a call of `run`, for tracing; expressions in ``facts`` determine their shapes."""
-    tensors, numbers, results = _parse_sizes(facts)
+    _, tensors, numbers, results = _parse_facts(facts)
     given = [*zip(numbers, sizes, strict=True)]
     given += [pair for shape, x in zip(tensors, inputs, strict=True) for pair in zip(shape, x.shape, strict=True)]
     known = {expr: size for expr, size in given if isinstance(expr, sympy.Symbol)}
@@ -193,9 +182,14 @@ def _eval_size(expr: Argument, known_sizes: dict[Argument, Argument]) -> Argumen
     return sympy_interp(PythonReferenceAnalysis, known_sizes, expr)
 
 
-@lru_cache(maxsize=64)
-def _parse_sizes(facts: str) -> tuple[list[list[Argument]], list[Argument], list[tuple[torch.dtype, list[Argument]]]]:
-    """Return the shape of each input tensor, each size input, and (dtype, shape) of each result, from the JSON."""
+Results: TypeAlias = list[tuple[torch.dtype, list[Argument]]]
+
+
+@lru_cache(maxsize=256)
+def _parse_facts(facts: str) -> tuple[str, list[list[Argument]], list[Argument], Results]:
+    """Return the JSON of `_call_facts_json` as the key of the compiled module in `_MODULES`, the shape of each input
+    tensor, each size input, and (dtype, shape) of each result."""
     data = json.loads(facts)
     results = [(getattr(torch, dtype), [from_json(size) for size in shape]) for dtype, shape in data["results"]]
-    return [[from_json(s) for s in shape] for shape in data["tensors"]], [from_json(s) for s in data["sizes"]], results
+    tensors = [[from_json(size) for size in shape] for shape in data["tensors"]]
+    return data["key"], tensors, [from_json(size) for size in data["sizes"]], results

@@ -12,9 +12,8 @@ from attrs import evolve
 
 from pipeline.aten.support import Choice, ConverterSupport
 from pipeline.build.deduplicate import build_without_duplicates
-from pipeline.build.monitor import Monitor
-from pipeline.build.remote_build import RemoteBuild, store
-from pipeline.build.serialized_plans import BuildOrder, PlanFile, serialize
+from pipeline.build.remote_build import build_with_stored_weights, store
+from pipeline.build.serialized_plans import BuildOrder
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
@@ -80,10 +79,6 @@ class LazyWeights(Mapping[str, torch.Tensor]):
 
 
 def _build_engine(order: BuildOrder, weights: Mapping[str, torch.Tensor]) -> Engine:
-    network = order.network
     with tempfile.TemporaryDirectory(prefix="pipeline-rebuild-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "weights")
-        index = store(path, dict(weights))
-        handle = RemoteBuild(network, path, None, index).open_network()
-        file = PlanFile()
-        return make_engine(order, serialize(handle, order, file, Monitor()), file.map_plan())
+        return make_engine(order, *build_with_stored_weights(order, path, store(path, dict(weights))))

@@ -17,9 +17,9 @@ from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
 
 from pipeline.artifact.adapters import Adapter, adapt, is_adapter_factor, named_factors, read_adapters, remove_adapters
-from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.rebuild import rebuild_engines, was_loaded_from_file
 from pipeline.artifact.tensors import read_tensor_file
+from pipeline.aten.dtypes import short_name
 from pipeline.capture.shared_tensors import unwrap_subclasses
 from pipeline.compiled import Compiled, RefitMap, StrPath
 from pipeline.errors import RefitError
@@ -63,9 +63,11 @@ def refit_module_weights(compiled: Compiled, new_weights: Weights) -> Compiled:
     wrong = missing_weight_reasons(given, new_weights, program) | _mismatched_weight_reasons(given, program)
     if wrong := wrong or _tied_weight_conflicts(given, program):
         raise RefitError(wrong, "pass weights with the names, shapes and dtypes of compiled.program.parameters")
-    parameters = FrozenDict({**program.parameters, **_copy_weights(given, program)})
+    known = program.parameters
+    copies = {id(known[name]): tensor.detach().clone() for name, tensor in given.items() if name in known}
+    parameters = FrozenDict({name: copies.get(id(old), old) for name, old in known.items()})  # tied names share a copy
     changed = _weights_computed_from(_changed_parameters(program, parameters), compiled)
-    unknown = _weights_computed_from(_aliased_parameters(given, program.parameters), compiled)
+    unknown = _weights_computed_from(_aliased_parameters(given, known), compiled)
     return replace_weights(compiled, evolve(program, parameters=parameters), compiled.refit_map, changed, unknown)
 
 
@@ -84,7 +86,9 @@ def replace_weights(
     model's own tensors, and torch does not count all writes to these (``weight.data.add_(…)``). Unlike a changed
     weight, an unknown weight may be one that TensorRT has folded away.
     """
-    refits, loaded = has_gpu() and _has_refittable_engines(compiled), was_loaded_from_file(compiled)
+    engines = zip(compiled.engines, compiled.networks, strict=True)
+    can_be_refitted = [engine.refittable for engine, network in engines if network.weights]
+    refits, loaded = has_gpu() and any(can_be_refitted) and all(can_be_refitted), was_loaded_from_file(compiled)
     if (refits or loaded) and compiled.refit_map.computed:
         raise RefitError(compiled.refit_map.computed)
     compiled = evolve(compiled, refit_map=recipes)
@@ -98,13 +102,6 @@ def replace_weights(
     if loaded:
         return rebuild_engines(compiled, new)
     return evolve(refit_map(build(convert(new))), healed=compiled.healed)
-
-
-def _has_refittable_engines(compiled: Compiled) -> bool:
-    """Return whether every engine that contains weights can be refitted."""
-    engines = zip(compiled.engines, compiled.networks, strict=True)
-    have = [engine.refittable for engine, network in engines if network.weights]
-    return bool(have) and all(have)
 
 
 def with_lora(
@@ -235,13 +232,6 @@ def _aliased_parameters(new_weights: Mapping[str, torch.Tensor], parameters: Map
     return {name for name, tensor in parameters.items() if id(tensor) in same}
 
 
-def _copy_weights(new_weights: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
-    """Copy the new weights; all names of a tied weight share one copy."""
-    known = program.parameters
-    copies = {id(known[name]): tensor.detach().clone() for name, tensor in new_weights.items() if name in known}
-    return {name: copies[id(tensor)] for name, tensor in known.items() if id(tensor) in copies}
-
-
 def _replacement_obstacle(new: object, old: torch.Tensor) -> str:
     """Return the reason why a value cannot replace the weight ``old``; empty if it can."""
     if not isinstance(new, torch.Tensor):
@@ -249,7 +239,7 @@ def _replacement_obstacle(new: object, old: torch.Tensor) -> str:
     if is_lazy(new):
         return "its value is an uninitialized parameter without a shape: call the new module once"
     if new.shape != old.shape or new.dtype != old.dtype:
-        found, due = (f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (new, old))
+        found, due = (f"{short_name(tensor.dtype)}{list(tensor.shape)}" for tensor in (new, old))
         return f"its new value is {found}, and the engine needs {due}"
     if new.is_meta:
         return "its new value is on the meta device, without data"

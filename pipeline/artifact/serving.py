@@ -14,9 +14,9 @@ from attrs import frozen
 from pipeline.artifact import named_io
 from pipeline.artifact.batching import batch_size_range, batching_obstacle
 from pipeline.artifact.container import Reader
-from pipeline.artifact.json_values import dtype_name
 from pipeline.artifact.load import load
 from pipeline.artifact.manifest_file import open_program_file, read_manifest
+from pipeline.aten.dtypes import short_name
 from pipeline.aten.tensor_type import TensorType
 from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled
@@ -143,7 +143,7 @@ def _result_ports(compiled: Compiled) -> Iterator[tuple[str, Port]]:
 def _triton_tensor(name: str, port: Port, batch_sizes: Range | None) -> TritonTensor:
     dtype = port.dtype or torch.int64
     if dtype not in TYPES:
-        raise ArtifactError(f"{name} is {dtype_name(dtype)}, a dtype that Triton lacks", "cast it in the model")
+        raise ArtifactError(f"{name} is {short_name(dtype)}, a dtype that Triton lacks", "cast it in the model")
     sizes = tuple(size if isinstance(size, int) else -1 for size in port.shape)[batch_sizes is not None :]
     return TritonTensor(name, dtype, sizes or (1,))
 

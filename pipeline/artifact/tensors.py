@@ -15,7 +15,7 @@ import torch
 from attrs import define, field, frozen
 
 from pipeline.artifact.json_data import JsonData
-from pipeline.artifact.json_values import dtype_name
+from pipeline.aten.dtypes import short_name
 from pipeline.aten.tensor_type import raw_bytes
 from pipeline.errors import ArtifactError, error_text
 
@@ -130,7 +130,7 @@ class MappedTensors:
             raise ArtifactError(f"the file declares tensor {saved.key}, but does not contain it")
         low, high = offsets
         if high - low != saved.nbytes or self.start + high > len(self.memory):
-            kind = f"{dtype_name(saved.dtype)}{list(saved.shape)}"
+            kind = f"{short_name(saved.dtype)}{list(saved.shape)}"
             raise ArtifactError(f"the file does not contain the {saved.nbytes} bytes of tensor {saved.key}, {kind}")
         if not saved.nbytes:
             return torch.empty(saved.shape, dtype=saved.dtype)

@@ -107,6 +107,6 @@ def _argument_tensors(node: torch.fx.Node, name: str) -> list[tuple[str, torch.f
     return [(name, v, fake.dtype) for v, fake in fakes if isinstance(fake, torch.Tensor)]
 
 
-def short_name(dtype: torch.dtype) -> str:
+def short_name(dtype: object) -> str:
     """Return the name of a dtype without ``torch.``, such as ``float32``."""
     return str(dtype).removeprefix("torch.")

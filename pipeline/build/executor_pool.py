@@ -81,7 +81,8 @@ def _wait_for_result(future: Future[object], futures: Mapping[Future[object], Jo
     except CancelledError as error:
         raise BuildError(f"{name}: the executor cancelled its build", "shut it down only after all builds") from error
     except BrokenExecutor as error:
-        begun = (job.order.name for future, job in futures.items() if job.path.exists() and not _is_built(future))
+        built = {each for each in futures if each.done() and not each.cancelled() and each.exception() is None}
+        begun = (job.order.name for each, job in futures.items() if job.path.exists() and each not in built)
         names = ", ".join(begun) or name
         raise BuildError(f"{names}: a worker process crashed or was killed in the build ({error})", _ENDED) from error
     except Exception as error:
@@ -96,8 +97,3 @@ _ENDED = (
     "TensorRT can crash on a network that it does not check, or the machine was out of memory: build one engine at a "
     "time (an executor with one worker), and run its operators in PyTorch (torch_executed_ops)"
 )
-
-
-def _is_built(future: Future[object]) -> bool:
-    """Return whether a build has ended without an error."""
-    return future.done() and not future.cancelled() and future.exception() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -174,7 +175,12 @@ class JobWithWeights:
         with tempfile.TemporaryDirectory(prefix="pipeline-sent-", ignore_cleanup_errors=True) as folder:
             path = Path(folder, "weights")
             path.write_bytes(self.weights)
-            file = PlanFile()
-            handle = RemoteBuild(self.order.network, path, None, self.index).open_network()
-            plan = serialize(handle, self.order, file, Monitor())
-            return PlanWithBytes(plan, bytes(file.map_plan()))
+            plan, data = build_with_stored_weights(self.order, path, self.index)
+            return PlanWithBytes(plan, bytes(data))
+
+
+def build_with_stored_weights(order: BuildOrder, path: Path, index: Index) -> tuple[Plan, mmap.mmap]:
+    """Build an engine in this process, from the order's network and weights in a file; return the plan and its bytes.
+    ``index``: the locations of the weights, from `store`."""
+    handle, file = RemoteBuild(order.network, path, None, index).open_network(), PlanFile()
+    return serialize(handle, order, file, Monitor()), file.map_plan()

@@ -13,7 +13,7 @@ import torch
 
 from pipeline.aten.types import Argument
 from pipeline.compiled import Compiled
-from pipeline.compose.stage_signature import AnyStage, accepts_type, is_instance, type_name
+from pipeline.compose.stage_signature import AnyStage, accepts_type, innermost_function, is_instance, type_name
 from pipeline.export_fixes.onnx_file import is_onnx
 from pipeline.export_fixes.torchscript.module import is_script
 from pipeline.inputs import Input
@@ -102,8 +102,7 @@ def check_first_stage(stages: Sequence[AnyStage], model: object, settings: Compi
 def check_ready(stages: Sequence[AnyStage], settings: CompilationSettings) -> None:
     """Call the method ``check_ready`` of each stage that has it: it checks what the stage needs on this machine."""
     for step in stages:
-        inner = getattr(step, "function", getattr(step, "stage", step))
-        if callable(check := getattr(inner, "check_ready", None)):
+        if callable(check := getattr(innermost_function(step), "check_ready", None)):
             check(settings)
 
 

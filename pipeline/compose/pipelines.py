@@ -6,9 +6,9 @@ with an annotated `__call__` already is a stage. `|` joins stages and pipelines 
 """
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial, reduce
 from types import FunctionType
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, cast, overload
@@ -28,7 +28,7 @@ from pipeline.compose.joins import (
     run_stage,
     stage_index,
 )
-from pipeline.compose.recording import select_ledger
+from pipeline.compose.ledger import Ledger
 from pipeline.compose.stage_signature import (
     AnyStage,
     Gives,
@@ -36,7 +36,9 @@ from pipeline.compose.stage_signature import (
     Stage,
     Takes,
     check_signature,
+    innermost_function,
     is_instance,
+    is_stage,
     record_types,
     stage_name,
     type_name,
@@ -67,6 +69,7 @@ class _Composable:
 @attrs.frozen(slots=False, repr=False)
 class FunctionStage(_Composable, Generic[Takes, Gives]):
     """A stage from a function, or an instance of a frozen class with `__call__`; annotations declare input and output.
+    Or a stage under another name, to insert it twice or in place of another.
 
     Forward references are resolved at the first read of the types. Calling the stage calls the function."""
 
@@ -76,7 +79,8 @@ class FunctionStage(_Composable, Generic[Takes, Gives]):
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"the name of a stage is {self.name!r}: expected a string that is not empty")
-        check_signature(self.function, self.name)
+        if not is_stage(self.function):
+            check_signature(self.function, self.name)
         if isinstance(self.function, FunctionType):
             shown: dict[str, object] = {name: getattr(self.function, name) for name in functools.WRAPPER_ASSIGNMENTS}
             self.__dict__.update(shown, __wrapped__=self.function)
@@ -94,7 +98,8 @@ class FunctionStage(_Composable, Generic[Takes, Gives]):
 
     @cached_property
     def _record_types(self) -> tuple[object, object]:
-        return record_types(self.function, self.name)
+        step: Any = self.function
+        return (step.takes, step.gives) if is_stage(step) else record_types(step, self.name)
 
     def __reduce__(self) -> str | tuple[object, ...]:
         """Pickle by name if the stage is an attribute of its module under its function's name, else by its fields."""
@@ -102,26 +107,6 @@ class FunctionStage(_Composable, Generic[Takes, Gives]):
         if name and getattr(sys.modules.get(module), name, None) is self:
             return str(name)
         return FunctionStage, (self.function, self.name)
-
-
-@attrs.frozen(repr=False)
-class Named(_Composable, Generic[Takes, Gives]):
-    """A stage with its name replaced, to insert the same stage twice or in place of another."""
-
-    stage: Stage[Takes, Gives]
-    name: str
-
-    @property
-    def takes(self) -> RecordType:
-        return self.stage.takes
-
-    @property
-    def gives(self) -> RecordType:
-        """Return the type of record that the stage returns."""
-        return self.stage.gives
-
-    def __call__(self, record: Takes, /) -> Gives:
-        return self.stage(record)
 
 
 @overload
@@ -148,7 +133,7 @@ def as_stage(value: object) -> AnyStage:
         raise TypeError(f"{value.__name__} is a class: pass an instance as the stage, such as {value.__name__}()")
     if not callable(value):
         raise TypeError(f"{value!r} is not a stage: expected a function from one record, say Program, to another")
-    if all(inspect.getattr_static(value, part, None) is not None for part in ("name", "takes", "gives")):
+    if is_stage(value):
         return cast(AnyStage, value)
     if type(value).__hash__ is None:
         raise TypeError(f"the stage {type(value).__name__} is mutable: make its class immutable with attrs.frozen")
@@ -156,19 +141,17 @@ def as_stage(value: object) -> AnyStage:
 
 
 def pass_earlier_stages(step: AnyStage, earlier: tuple[AnyStage, ...]) -> AnyStage:
-    """Return a stage that runs again the stages before it, such as `verify`, with those stages; others unchanged."""
-    inner = step.stage if isinstance(step, Named) else step.function if isinstance(step, FunctionStage) else step
-    method = getattr(inner, "following", None)
-    if isinstance(inner, FunctionStage):
-        return Named(pass_earlier_stages(inner, earlier), step.name)
-    return step if method is None else as_stage(Named(as_stage(method(earlier)), step.name))
+    """Return a stage that runs again the stages before it (`verify`, a record with the field ``earlier_stages``) with
+    these stages; return others unchanged."""
+    inner: Any = innermost_function(step)
+    if not hasattr(inner, "earlier_stages"):
+        return step
+    return FunctionStage(as_stage(attrs.evolve(inner, earlier_stages=earlier)), step.name)
 
 
 def describe_stage(step: AnyStage) -> str:
     """Describe a stage in a line: its name, its implementation if that has another name, and its record types."""
-    own = stage_name(
-        step.function if isinstance(step, FunctionStage) else step.stage if isinstance(step, Named) else step
-    )
+    own = stage_name(step.function if isinstance(step, FunctionStage) else step)
     try:
         types = f"{type_name(step.takes)} -> {type_name(step.gives)}"
     except TypeError:
@@ -238,16 +221,17 @@ class Pipeline(Generic[Takes, Gives]):
         Returns the last stage's result. Exceptions of a stage propagate unchanged, with a note that names the stage.
         """
         refuse_unknown_arguments(unknown)
-        ledger = select_ledger(self.observers, self.settings.progress, self.names)
-        before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
-        alone = is_empty(args) and is_empty(kwargs) and all(x is None for x in (dynamic_shapes, output_names, profiles))
-        if alone and is_instance(model, self.takes):
-            record = apply_settings(self._settings, model, self.stages)
-        else:
-            check_first_stage(self.stages, model, self.settings)
-            front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
-            record = run.call("capture", partial(front, profiles=profiles))
-        made = self._run_stages(run, record)
+        with _select_ledger(self.observers, self.settings.progress, self.names) as ledger:
+            before, run = len(ledger.entries), Run((ledger, *(each for each in self.observers if each is not ledger)))
+            options = (dynamic_shapes, output_names, profiles)
+            alone = is_empty(args) and is_empty(kwargs) and all(option is None for option in options)
+            if alone and is_instance(model, self.takes):
+                record = apply_settings(self._settings, model, self.stages)
+            else:
+                check_first_stage(self.stages, model, self.settings)
+                front = partial(capture, model, args, kwargs, dynamic_shapes, self.settings, output_names=output_names)
+                record = run.call("capture", partial(front, profiles=profiles))
+            made = self._run_stages(run, record)
         return attrs.evolve(made, took=tuple(ledger.entries[before:])) if isinstance(made, Compiled) else made
 
     def _run_stages(self, run: Run, record: object) -> Any:
@@ -311,7 +295,9 @@ class Pipeline(Generic[Takes, Gives]):
         """
         at, made = self._stage_index(name), as_stage(stage)
         if made.name != name:
-            made = Named(made.stage if isinstance(made, Named) else made, name)
+            made = FunctionStage(
+                made.function if isinstance(made, FunctionStage) and is_stage(made.function) else made, name
+            )
         return self._with_stages((*self.stages[:at], made, *self.stages[at + 1 :]))
 
     @overload
@@ -391,3 +377,18 @@ class Pipeline(Generic[Takes, Gives]):
 
 def _as_pipeline(part: StageLike) -> Pipeline[Any, Any]:
     return part if isinstance(part, Pipeline) else Pipeline((as_stage(part),))
+
+
+def _select_ledger(
+    observers: Sequence[Observer], progress: bool | None, stage_names: Sequence[str]
+) -> AbstractContextManager[Ledger]:
+    """Return a context with the first ledger among the observers, so that memory is read only once. Without one, it has
+    a new ledger, which reads memory every 50 ms, and shows progress bars if ``progress`` is True, or is None on a
+    terminal. ``stage_names``: the run's stages."""
+    if (known := next((each for each in observers if isinstance(each, Ledger)), None)) is not None:
+        return nullcontext(known)
+    if stage_names and (sys.stderr is not None and sys.stderr.isatty() if progress is None else progress):
+        from pipeline.compose.progress import StageProgress  # rich takes a while to import
+
+        return StageProgress(show=True, transient=True, interval=0.05)
+    return nullcontext(Ledger(interval=0.05))

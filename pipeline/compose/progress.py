@@ -13,12 +13,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from pipeline.compose.events import Event
 from pipeline.compose.ledger import Ledger
 
+_DRAWING: Final = threading.Lock()
+"""The lock that a ledger holds while it shows progress bars, so that nested or concurrent runs show none."""
+
 
 class StageProgress(Ledger):
     """A ledger that also shows progress bars: pass it to ``Pipeline.observed_by`` and use it as a context manager.
 
-    Bars are shown only on a terminal, unless ``show`` is set. The entries are those of a `Ledger`, including failed
-    stages.
+    Bars are shown only on a terminal, unless ``show`` is set, and not while another ledger shows bars. The entries are
+    those of a `Ledger`, including failed stages.
 
     transient: remove the bars at the end. interval: the seconds between two reads of memory.
     """
@@ -59,32 +62,14 @@ class StageProgress(Ledger):
         self._bars.stop_task(task)
 
     def __enter__(self) -> Self:
-        self._bars.start()
+        self._draws = _DRAWING.acquire(blocking=False)
+        if self._draws:
+            self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
-
-
-_DRAWING: Final = threading.Lock()
-"""The lock that a run holds while it shows progress bars, so that nested or concurrent runs show none."""
-
-
-class RunProgress(StageProgress):
-    """Show the progress bars of one run, from its first event until the stage ``last`` ends or a stage fails."""
-
-    def __init__(self, last: str) -> None:
-        super().__init__(show=True, transient=True, interval=0.05)
-        self._last, self._draws = last, False
-
-    def __call__(self, event: Event) -> None:
-        if event.kind == "started" and not self._tasks and _DRAWING.acquire(blocking=False):
-            self._draws = True
-            self.__enter__()
-        super().__call__(event)
-        if self._draws and (event.kind == "failed" or (event.kind == "finished" and event.stage == self._last)):
-            self._draws = False
-            self.__exit__(None, None, None)
+        if self._draws:
+            self._bars.stop()
             _DRAWING.release()

@@ -15,18 +15,14 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 @frozen
 class ResidentMemory:
-    """Resident bytes of a process: ``anonymous`` memory, and pages of a ``file``, which the system may drop."""
+    """Resident bytes of a process: ``anonymous`` memory, and the ``total`` with pages of files, which the system may
+    drop."""
 
     anonymous: int = 0
-    file: int = 0
-
-    @property
-    def total(self) -> int:
-        """Return the resident set size: the sum of anonymous memory and file pages."""
-        return self.anonymous + self.file
+    total: int = 0
 
     def __add__(self, other: ResidentMemory) -> ResidentMemory:
-        return ResidentMemory(self.anonymous + other.anonymous, self.file + other.file)
+        return ResidentMemory(self.anonymous + other.anonymous, self.total + other.total)
 
 
 def process_memory(pid: int | None = None) -> ResidentMemory:
@@ -35,7 +31,7 @@ def process_memory(pid: int | None = None) -> ResidentMemory:
         _, total, shared, *_ = _read_numbers(f"/proc/{pid or 'self'}/statm")
     except (OSError, ValueError):
         return ResidentMemory()
-    return ResidentMemory((total - shared) * _PAGE, shared * _PAGE)
+    return ResidentMemory((total - shared) * _PAGE, total * _PAGE)
 
 
 def descendant_pids(pid: int | None = None) -> Iterator[int]:

@@ -46,6 +46,19 @@ def stage_name(function: object) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(function).__name__).lower()
 
 
+def is_stage(value: object) -> bool:
+    """Return whether a value has the attributes of a stage, so that it needs no `FunctionStage` around it."""
+    return all(inspect.getattr_static(value, part, None) is not None for part in ("name", "takes", "gives"))
+
+
+def innermost_function(step: AnyStage) -> object:
+    """Return the function or the record that a stage calls, inside of all `FunctionStage` around it."""
+    inner: object = step
+    while (function := getattr(inner, "function", None)) is not None:
+        inner = function
+    return inner
+
+
 def record_types(function: Callable[..., object], name: str) -> tuple[object, object]:
     """Return the record types that the annotations of a stage's function declare for its input and output."""
     try:

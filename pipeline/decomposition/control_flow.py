@@ -24,7 +24,7 @@ from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.fake_tensors import fake_result
 from pipeline.decomposition.templates import Call, Templates, argument_nodes
 from pipeline.recipes import qualified_name
-from pipeline.shapes.environment import Shape, evaluate_size, expression, shape_of
+from pipeline.shapes.environment import evaluate_size, sizes_in
 
 functorch: Any = torch._C._functorch
 
@@ -114,11 +114,11 @@ _OBSTACLE_CHECKS: Final = {"cond": _why_keep_cond, "scan": _why_keep_scan}
 def _is_valid_for_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tensor]) -> bool:
     """Return whether a traced graph returns the expected dynamic sizes; some `torch.vmap` rules make sizes constant."""
     given = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
-    symbols = {s for value in (*given, *expected) for size in _sizes(value) for s in getattr(size, "free_symbols", ())}
+    symbols = {s for v in (*given, *expected) for size in sizes_in(v) for s in getattr(size, "free_symbols", ())}
     others = {name: 720 * (7 + i) for i, name in enumerate(sorted(map(str, symbols)))}
 
     def other(value: Argument) -> Argument:
-        sizes = [evaluate_size(size, others) for size in _sizes(value)]
+        sizes = [evaluate_size(size, others) for size in sizes_in(value)]
         if isinstance(value, torch.Tensor):
             return torch.empty(sizes, dtype=value.dtype, device=value.device)
         return sizes[0] if sizes else value
@@ -129,12 +129,6 @@ def _is_valid_for_all_sizes(graph: torch.fx.Graph, expected: Sequence[torch.Tens
         except Exception:  # whatever operators raise for sizes that do not fit
             return False
         return [value.shape for value in found] == [other(value).shape for value in expected]
-
-
-def _sizes(value: Argument) -> Shape:
-    if isinstance(value, torch.Tensor):
-        return shape_of(value)
-    return (expression(value),) if isinstance(value, torch.SymInt) else ()
 
 
 class _UnsupportedMap(Exception):  # noqa: N818 - not an error

@@ -14,8 +14,7 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.aten.arguments import argument_names, bind
-from pipeline.aten.graphs import call_graph, copy_graph, copy_node
-from pipeline.aten.naming import origin_of
+from pipeline.aten.graphs import copy_graph, copy_node
 from pipeline.aten.op_predicates import has_randomness
 from pipeline.aten.quantized import operators
 from pipeline.aten.traits import Kind, op_kind
@@ -26,7 +25,7 @@ from pipeline.decomposition.quantized_activations import replace_float8_casts_by
 from pipeline.decomposition.quantized_arithmetic import Facts
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, QUANTIZER_OF
 from pipeline.decomposition.quantized_scales import can_use_form, schema_name
-from pipeline.decomposition.templates import Templates, argument_nodes
+from pipeline.decomposition.templates import Templates, argument_nodes, copy_calls
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.records.library_support import warn_if_untested
 
@@ -104,14 +103,8 @@ class _Normalizer:
             function, args = found
             values = map_arg(args, self.env.__getitem__)
             template = self.templates.find(function, node.target, values, {}, node.meta["val"])
-
-            def emit(call: Node, args: Argument, kwargs: Argument) -> Node:
-                made = self.graph.create_node("call_function", call.target, tuple(args), dict(kwargs))
-                made.meta = {**origin_of(node.meta), "val": call.meta.get("val")}
-                return made
-
             if template is not None:
-                return call_graph(template.graph, argument_nodes(values, {}), emit)
+                return copy_calls(template.graph, argument_nodes(values, {}), self.graph, node)
         if node.op != "call_function":
             return copy_node(node, self.graph, self.env.__getitem__)
         if node.target is operator.getitem:

@@ -13,6 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from pipeline.aten.graphs import call_graph
+from pipeline.aten.naming import origin_of
 from pipeline.aten.preserved_composites import composite_of_stand_in
 from pipeline.aten.support import function_name
 from pipeline.aten.tracing_thread import one_export
@@ -161,3 +163,17 @@ def _specializes_sizes(template: torch.fx.GraphModule, expected: object) -> bool
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
         for m, w in zip(shape_of(a), shape_of(b), strict=False)
     )
+
+
+def copy_calls(
+    source: torch.fx.Graph, inputs: Iterable[object], graph: torch.fx.Graph, original: torch.fx.Node
+) -> Argument:
+    """Add the calls of ``source``, for these inputs, to another graph at its insertion point, and return the results.
+    The calls get the source line and module of the node ``original``."""
+
+    def emit(call: torch.fx.Node, args: Argument, kwargs: Argument) -> torch.fx.Node:
+        made = graph.create_node("call_function", call.target, args, kwargs)
+        made.meta = {**origin_of(original.meta), "val": call.meta.get("val")}
+        return made
+
+    return call_graph(source, inputs, emit)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import Any, Final, Literal, TypeAlias
@@ -19,6 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from pipeline.aten.naming import module_path
 from pipeline.aten.traits import CONTRACTIONS, PART, Kind, op_kind
 from pipeline.records.executed_ops import ModulePredicate, entry_name, qualified_names
+from pipeline.records.wording import items_of
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +104,7 @@ def rule_for(node: torch.fx.Node) -> Rule:
 
 def check_exclude(value: object) -> tuple[Excluded, ...]:
     """Check the setting ``exclude``; raise a `TypeError` for any entry but an operator, pattern or predicate."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f"exclude must be a collection of operators, patterns or predicates, got {value!r}")
-    entries = tuple(value)
+    entries = tuple(items_of(value, "exclude must be a collection of operators, patterns or predicates"))
     for entry in entries:
         if not isinstance(entry, OpOverload | OpOverloadPacket | str) and not callable(entry):
             raise TypeError(

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from pipeline.aten.graphs import results_of
 from pipeline.aten.op_predicates import has_randomness, is_cheap, moves_elements
 from pipeline.program import Program, is_operator
-from pipeline.shapes.environment import Expr, as_expr, bounds, expression, shape_of
+from pipeline.shapes.environment import Expr, as_expr, bounds, shape_of, sizes_in
 
 Node = torch.fx.Node
 Edges: TypeAlias = tuple[tuple[int, ...], ...]
@@ -162,7 +162,7 @@ def sizes_of(node: Node) -> list[Expr]:
     """Return the sizes of a node's result; if the result is a size, the result itself."""
     value = node.meta.get("val")
     values = value if isinstance(value, tuple | list) else [value]
-    return [e for v in values for e in _sizes(v)]
+    return [e for v in values for e in sizes_in(v)]
 
 
 def introduced_symbols(node: Node) -> frozenset[str]:
@@ -184,12 +184,6 @@ def float_symbols(node: Node) -> frozenset[str]:
     """Return the names of the symbols in a float that Python computes from sizes; empty for other values."""
     value = node.meta.get("val")
     return frozenset(str(s) for s in as_expr(value).free_symbols) if isinstance(value, torch.SymFloat) else frozenset()
-
-
-def _sizes(value: object) -> Iterable[Expr]:
-    if isinstance(value, torch.Tensor):
-        return shape_of(value)
-    return [expression(value)] if isinstance(value, torch.SymInt) else []
 
 
 def _is_size(node: Node) -> bool:

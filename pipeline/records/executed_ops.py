@@ -10,7 +10,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import resolve_name
 
 from pipeline.errors import PipelineError
-from pipeline.records.wording import did_you_mean
+from pipeline.records.wording import did_you_mean, items_of
 
 ModulePredicate: TypeAlias = Callable[[str], bool]
 TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
@@ -19,9 +19,8 @@ TorchExecuted: TypeAlias = OpOverload[..., Any] | str | ModulePredicate
 def to_executed_entries(value: object) -> frozenset[TorchExecuted]:
     """Convert the setting `torch_executed_ops`, which lists operators to run in PyTorch, to operator overloads, names
     and predicates; an overload packet (``torch.ops.aten.add``) becomes all its overloads."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f"torch_executed_ops must be a collection of operators, names or predicates, got {value!r}")
-    return frozenset(entry for item in value for entry in _entries_of_item(item))
+    items = items_of(value, "torch_executed_ops must be a collection of operators, names or predicates")
+    return frozenset(entry for item in items for entry in _entries_of_item(item))
 
 
 def _entries_of_item(item: object) -> Iterable[TorchExecuted]:

@@ -40,6 +40,14 @@ def to_path(value: object, argument_name: str) -> Path:
     return Path(value)
 
 
+def items_of(value: object, expected: str) -> list[Any]:
+    """Return the items of a collection; for text, or what is no collection, raise a `TypeError` that begins with
+    ``expected``: ``passes must be a collection of names``."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError(f"{expected}, got {value!r}")
+    return list(value)
+
+
 def format_bytes(byte_count: int) -> str:
     """Format a number of bytes: ``640 bytes``, ``1.5 kB``, ``2.3 MB``."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):

@@ -84,6 +84,13 @@ def shape_of(value: torch.Tensor | TensorType) -> Shape:
     return tuple(expression(size) for size in value.shape)
 
 
+def sizes_in(value: object) -> Shape:
+    """Return the sizes of a tensor, a dynamic int as the only size, or () for any other value."""
+    if isinstance(value, torch.Tensor):
+        return shape_of(value)
+    return (expression(value),) if isinstance(value, torch.SymInt) else ()
+
+
 @frozen
 class Range:
     """The range of a size: ``min`` and ``max`` are guaranteed, ``opt`` is the size that engines are tuned for."""

@@ -16,6 +16,7 @@ import torch
 from attrs import field, frozen
 from torch.fx.node import map_arg
 
+from pipeline.aten.dtypes import short_name
 from pipeline.aten.graphs import copy_node
 from pipeline.aten.naming import module_path, origin_of
 from pipeline.aten.types import Argument, Node, Target, aten
@@ -163,7 +164,7 @@ class _Caster:
             copy = self.emit(node, *self.cast_arguments(node, {n: _dtype(n) for n in node.all_input_nodes}))
         self.copies[node] = copy
         if is_operator(node):
-            dtypes = ", ".join(dict.fromkeys(map(_dtype_text, _result_dtypes(copy))))
+            dtypes = ", ".join(dict.fromkeys(map(short_name, _result_dtypes(copy))))
             self.decisions.append(Decision(node.name, qualified_name(node.target), dtypes, rule))
 
     def required_dtypes(self, node: Node, rule: Rule) -> dict[Node, torch.dtype | None]:
@@ -208,13 +209,13 @@ class _Caster:
         if node in self.weights and node.op == "call_function":
             wishes: dict[Node, torch.dtype | None] = {n: dtype for n in node.all_input_nodes if _dtype(n) in FLOATS}
             args, kwargs = self.cast_arguments(node, wishes)
-            return self.create(node.target, args, kwargs, node, f"{node.name}_{_dtype_text(dtype)}")
+            return self.create(node.target, args, kwargs, node, f"{node.name}_{short_name(dtype)}")
         source = copy.args[0] if copy.target in CASTS else None
         if isinstance(source, Node) and _dtype(source) == dtype and dtype in HALVES and _dtype(copy) == torch.float32:
             return source
         recipe = self.program.constants.get(node.name)
         name = recipe.name.replace(".", "_") if recipe is not None else node.name
-        return self.create(aten._to_copy.default, (copy,), {"dtype": dtype}, node, f"{name}_{_dtype_text(dtype)}")
+        return self.create(aten._to_copy.default, (copy,), {"dtype": dtype}, node, f"{name}_{short_name(dtype)}")
 
     def emit(self, node: Node, args: Argument, kwargs: Argument) -> Node:
         """Add the node's call with new arguments to the new graph; compute a new fake result only if dtypes differ."""
@@ -253,8 +254,3 @@ def _result_dtypes(node: Node) -> list[object]:
     """Return the dtype of each of a node's results; None for a result that is no tensor."""
     value = node.meta.get("val")
     return [getattr(v, "dtype", None) for v in (value if isinstance(value, (tuple, list)) else [value])]
-
-
-def _dtype_text(dtype: object) -> str:
-    """Return a dtype without the prefix ``torch.``."""
-    return str(dtype).removeprefix("torch.")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from pipeline.build.deduplicate import build_without_duplicates
 from pipeline.build.executor_pool import collect_plans
@@ -26,6 +26,7 @@ from pipeline.network.pairs import find_quantized_pairs
 from pipeline.program import Built, Converted
 from pipeline.quirks import QUIRKS, has_bug
 from pipeline.quirks.plan_detectors import find_kernel_offsets
+from pipeline.stages.unbuilt import unbuilt
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +71,7 @@ class Build:
             return self._submit(self.executor, made, handles) if self.executor else self._build_here(made, handles)
 
         engines = build_without_duplicates(orders, [handle.weights for handle in converted.handles], build)
-        return Built(
-            partitioned, converted.networks, tuple(engines), converted.recipes, converted.literals, converted.computed
-        )
+        return evolve(unbuilt(converted), engines=tuple(engines))
 
     def _build_here(self, orders: Sequence[BuildOrder], handles: Sequence[NetworkHandle]) -> Iterator[Engine]:
         """Build an engine for each order in this process, and yield it. ``handles``: the orders' TensorRT networks."""

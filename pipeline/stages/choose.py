@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from attrs import evolve, field, frozen
@@ -31,8 +31,14 @@ from pipeline.runtime.collective_calls import collectives_by_profile, runs_witho
 from pipeline.runtime.engine_load import is_for_this_gpu
 from pipeline.runtime.program_engines import compiled_kernels, copy_cached_kernels
 from pipeline.runtime.ranks import gather_from_ranks
-from pipeline.stages.faster_in_torch import kinds_in_words, to_try_in_torch
-from pipeline.stages.matmuls_in_torch import TRIAL, combine_profiles, matmuls_in_torch, set_final_reason
+from pipeline.stages.faster_in_torch import (
+    TRIAL,
+    combine_profiles,
+    kinds_in_words,
+    matmuls_in_torch,
+    set_final_reason,
+    to_try_in_torch,
+)
 from pipeline.stages.verify import STAGES
 from pipeline.trt import has_gpu
 from pipeline.verification.engines_in_torch import captured_program_in_torch, join_rejections, replace_engines
@@ -57,13 +63,9 @@ ARRIVE, MEASURE = 60.0, 600.0
 """The seconds within which all ranks must have compiled a program, and then measured it; else it stays unchanged."""
 VariantBuilder: TypeAlias = Callable[[Sequence[str]], Compiled | None]
 """The type of functions that return the variant of a program with these operators in PyTorch, or None if impossible."""
-
-
-class Timer(Protocol):
-    """A function that measures how long each segment of several programs takes on this GPU. It calls all programs with
-    the same inputs, of the usual sizes or of a profile's sizes, and returns each program's times by segment."""
-
-    def __call__(self, programs: Sequence[Compiled], profile: int | None) -> Sequence[Mapping[str, SegmentCost]]: ...
+Timer: TypeAlias = Callable[[Sequence[Compiled], int | None], Sequence[Mapping[str, SegmentCost]]]
+"""The type of functions that measure how long each segment of several programs takes on this GPU. They call all
+programs with the same inputs, of the usual sizes or of a profile's sizes, and return each program's times by name."""
 
 
 def measure_segments(
@@ -101,17 +103,13 @@ class Choose:
 
     timer: measures the segments of programs.
     kept: stores measurements for later compilations, and for compilations without a GPU.
-    before: the pipeline's earlier stages, which compile variants.
+    earlier_stages: those of the pipeline, which compile variants; the pipeline sets them.
     """
 
     timer: Timer = field(default=measure_segments, repr=False)
     kept: Measurements = field(default=NoMeasurements(), repr=False)
-    before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
+    earlier_stages: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="choose", kw_only=True)
-
-    def following(self, earlier_stages: tuple[AnyStage, ...]) -> Choose:
-        """Return a copy of this stage with the pipeline's earlier stages, to compile variants of a program by them."""
-        return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:
         """Return the fastest variant of a program."""
@@ -131,7 +129,7 @@ class Choose:
             fastest = self._fastest(compiled, times, form)
         except Exception as error:
             log.info("no other variant of the program was built: %s", error)
-        _free_gpu_memory()
+        torch.cuda.empty_cache()  # TensorRT cannot use memory that PyTorch's allocator holds
         return fastest
 
     def _fastest(self, compiled: Compiled, times: Sequence[Times], build_variant: VariantBuilder) -> Compiled:
@@ -173,7 +171,7 @@ class Choose:
         ``names``: the operators that it runs in PyTorch if engines are for one profile each."""
         try:
             if _has_engine_per_profile(compiled):
-                made = matmuls_in_torch(compiled, self.before or STAGES, names)
+                made = matmuls_in_torch(compiled, self.earlier_stages or STAGES, names)
             else:
                 made = captured_program_in_torch(compiled, TRIAL)
             if collectives_by_profile(made) != collectives_by_profile(compiled):
@@ -211,7 +209,7 @@ class Choose:
         except Exception as error:
             log.info("a variant of the program does not run: %s", error)
         if whole is None:  # the error is gone, and with it the modules that its traceback held
-            _free_gpu_memory()
+            torch.cuda.empty_cache()
             ours, theirs = self.timer((compiled, other), profile)
         total = None if whole is None else round(sum(cost.max_time for cost in whole.values()), 4)
         rows = [(name, ours[name].gpu, theirs[name.replace("engine", "torch", 1)].max_time) for name in keys.engines]
@@ -225,11 +223,6 @@ class Choose:
 def _minimum_gain(compiled: Compiled, profile: int | None) -> float:
     """Return how many milliseconds per call PyTorch must save, compared with engines, to run in their place."""
     return LEAST if compiled.settings.torch_compile is None and profile is None else LEAST_OF_MANY
-
-
-def _free_gpu_memory() -> None:
-    """Free the memory of measured modules on the GPU: TensorRT cannot use memory that PyTorch's allocator holds."""
-    torch.cuda.empty_cache()
 
 
 @frozen
@@ -263,11 +256,6 @@ class Times:
         ours, theirs = self.whole
         return theirs is not None and _saves_enough(ours, theirs, self.least)
 
-    @property
-    def slower_engines(self) -> Mapping[str, tuple[float, float]]:
-        """Return the engines that are slower than PyTorch, each with its time and PyTorch's time."""
-        return _slower_than_torch(self.engines, self.least)
-
     def why_torch(self, what: str, times: Milliseconds, instead: str = "PyTorch") -> Rejection:
         """Return why PyTorch runs ``what``: ``times`` has the milliseconds of ``what`` and of ``instead``."""
         ours, theirs = times
@@ -284,7 +272,7 @@ def _engines_to_replace(compiled: Compiled, times: Sequence[Times], checked: Seq
     serve all profiles, in all of ``times``. Their rows are (`Times`, both times) of profiles where they are slower."""
     slower = dict[str, Rows]()
     for t in checked:
-        for name, pair in t.slower_engines.items():
+        for name, pair in _slower_than_torch(t.engines, t.least).items():
             slower.setdefault(name, []).append((t, pair))
     shared = {segment.name for segment in compiled.partitioned.engine_segments if segment.profile is None}
     return {name: rows for name, rows in slower.items() if name not in shared or len(rows) == len(times)}

@@ -15,6 +15,7 @@ from typing import Any, cast
 import sympy
 import torch
 from attrs import evolve
+from toolz import merge
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.naming import layer_name, make_unique
@@ -56,15 +57,10 @@ def convert(partitioned: Partitioned) -> Converted:
         partitioned,
         networks=tuple(c.network for c in conversions),
         handles=tuple(c.handle for c in conversions),
-        recipes=_merge_mappings(c.recipes for c in conversions),
-        literals=_merge_mappings(c.ctx.literals for c in conversions),
-        computed=_merge_mappings(c.computed for c in conversions),
+        recipes=FrozenDict(merge(c.recipes for c in conversions)),
+        literals=FrozenDict(merge(c.ctx.literals for c in conversions)),
+        computed=FrozenDict(merge(c.computed for c in conversions)),
     )
-
-
-def _merge_mappings(mappings: Iterable[Mapping[str, Any]]) -> FrozenDict[str, Any]:
-    """Return one mapping with the items of all mappings, such as the recipes of all segments."""
-    return FrozenDict({name: value for part in mappings for name, value in part.items()})
 
 
 class _Conversion:

@@ -7,7 +7,6 @@ constants are folded with their recipes, so that engines can still be refitted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Self
 
 from attrs import evolve, field, frozen
@@ -17,13 +16,12 @@ from pipeline.converters.registry import ConverterRegistry
 from pipeline.errors import PipelineError
 from pipeline.improvements import PASSES, RENAMED, Improvement, Rewriting
 from pipeline.program import Program
+from pipeline.records.wording import items_of
 
 
 def _to_passes(value: object) -> tuple[Improvement, ...]:
     """Convert passes, or their names, to a tuple of passes. A `ValueError` for an unknown name lists all names."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f"passes must be a collection of passes or their names, got {value!r}")
-    passes = tuple(map(_to_pass, value))
+    passes = tuple(map(_to_pass, items_of(value, "passes must be a collection of passes or their names")))
     names, known = [each.name for each in passes], {each.name for each in PASSES}
     for index, each in enumerate(passes):
         if each.after in names[index + 1 :]:

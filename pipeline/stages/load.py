@@ -32,17 +32,13 @@ class Load:
 
     loader: loads a program's engines, and returns the engines that do not load.
     build: builds engines to try whether they load, in this process and without a cache.
-    before: the earlier stages of the pipeline, which compile the program again.
+    earlier_stages: those of the pipeline, which compile the program again; the pipeline sets them.
     """
 
     loader: Loader = field(default=try_loading_engines, repr=False)
     build: StageLike = field(default=build, repr=False)
-    before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
+    earlier_stages: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="load", kw_only=True)
-
-    def following(self, earlier_stages: tuple[AnyStage, ...]) -> Load:
-        """Return a copy of this stage with the pipeline's earlier stages, to recompile what does not load."""
-        return evolve(self, before=earlier_stages)
 
     def check_ready(self, settings: CompilationSettings) -> None:
         """Raise an `ExecutionError` before the capture if no engine of this TensorRT version can load on this GPU."""
@@ -66,7 +62,7 @@ class Load:
         if found is None:
             return compiled
         if found.refused:
-            stages = self.before or STAGES
+            stages = self.earlier_stages or STAGES
             try:
                 trial, final = Recompiler.from_stages(stages, as_stage(self.build)), Recompiler.from_stages(stages)
             except PipelineError as error:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import torch
-from attrs import Attribute, evolve, field, frozen
+from attrs import evolve, field, frozen
 
 from pipeline.aten.own_ops import SELECTIVE_SCAN
 from pipeline.aten.traits import Kind, op_kind
 from pipeline.build.profiles import engine_profiles
 from pipeline.partitioning.assemble import cuts
 from pipeline.program import Partitioned, Port, Program, Segment, make_port
+from pipeline.settings import integer_validator
 
 LEAST = 64
 """The minimum bytes of a weight that becomes an input of engines; smaller weights stay inside engines."""
@@ -27,19 +28,14 @@ READERS = (Kind.MULTIPLIES, Kind.PROJECTS, Kind.POINTWISE, Kind.NORMALIZES)
 TABLES = (torch.ops.aten.embedding.default, SELECTIVE_SCAN)
 
 
-def _check_byte_count(_instance: object, field: Attribute[int], value: object) -> None:
-    """Raise an error if the value of a field is no number of bytes: an int of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{field.name} must be a number of bytes, got {value!r}")
-    if value < 0:
-        raise ValueError(f"{field.name} must be a number of bytes, at least 0, got {value}")
+_is_byte_count = integer_validator(0, optional=False, what="a number of bytes")
 
 
 @frozen
 class SharedWeights:
     """The stage that keeps large weights outside of engines; `shared_weights` returns it."""
 
-    least: int = field(default=LEAST, validator=_check_byte_count)
+    least: int = field(default=LEAST, validator=_is_byte_count)
     name: str = field(default="shared_weights", kw_only=True)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:
@@ -68,7 +64,7 @@ class SharedWeights:
 class EnginePerProfile:
     """The stage that builds a separate engine for each profile; `engine_per_profile` returns it."""
 
-    most: int = field(default=MOST, validator=_check_byte_count)
+    most: int = field(default=MOST, validator=_is_byte_count)
     name: str = field(default="engine_per_profile", kw_only=True)
 
     def __call__(self, partitioned: Partitioned) -> Partitioned:

@@ -23,8 +23,15 @@ from pipeline.partitioning.assemble import Group, assemble, fallback_record
 from pipeline.partitioning.fixpoint import choose_segments
 from pipeline.partitioning.flow import Flow, Node, build_flow, copied_nodes
 from pipeline.partitioning.split_engine import split_by_submodule, split_evenly
-from pipeline.partitioning.submodules import Submodules, pattern_start_of_moved_operators, submodule_runs, torch_reasons
-from pipeline.partitioning.units import Units, build_units, fused_patterns
+from pipeline.partitioning.units import (
+    Submodules,
+    Units,
+    build_units,
+    fused_patterns,
+    pattern_start_of_moved_operators,
+    submodule_runs,
+    torch_reasons,
+)
 from pipeline.program import Partitioned, Validated, is_operator
 
 

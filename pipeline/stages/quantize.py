@@ -19,13 +19,13 @@ import torch
 from attrs import field, frozen
 from torch.utils._pytree import tree_leaves
 
-from pipeline.aten.graphs import call_graph, copy_graph
+from pipeline.aten.graphs import copy_graph
 from pipeline.aten.naming import module_path, origin_of
 from pipeline.aten.quantized import TYPES, operators
-from pipeline.aten.types import Argument, Node
+from pipeline.aten.types import Node
 from pipeline.capture.fake_tensors import fake_mode, fake_result
 from pipeline.decomposition.fold import is_constant
-from pipeline.decomposition.templates import Templates
+from pipeline.decomposition.templates import Templates, copy_calls
 from pipeline.errors import CalibrationError, PipelineError
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.precision import Excluded, check_exclude, excludes, warn_of_unmatched
@@ -233,22 +233,13 @@ class _Quantizer:
         template = self.templates.find(rounding, "quantize", (weight,), {}, weight.meta["val"])
         assert template is not None
         with self.inserting_after(weight):
-            anchor = self.graph.call_function(torch.ops.aten.alias.default, (weight,))
-
-        def emit(call: Node, args: object, kwargs: object) -> Node:
-            with self.graph.inserting_before(anchor):
-                made = self.graph.call_function(call.target, args, kwargs)  # type: ignore[arg-type]
-            made.meta = {**origin_of(before.meta), "val": call.meta.get("val")}
-            return made
-
-        made: Argument = call_graph(template.graph, [weight], emit)
-        self.graph.erase_node(anchor)
-        return made  # type: ignore[no-any-return]
+            made: Node = copy_calls(template.graph, [weight], self.graph, before)
+        return made
 
     def inserting_after(self, node: Node) -> AbstractContextManager[None]:
-        """Return a context in which new nodes are inserted after this node and after all placeholders."""
+        """Return a context in which new nodes are inserted, in order, after this node and after all placeholders."""
         last: Node = [each for each in self.graph.nodes if each.op == "placeholder"][-1]
-        return self.graph.inserting_after(last if node.op == "placeholder" else node)
+        return self.graph.inserting_before((last if node.op == "placeholder" else node).next)
 
     def insert_activation_pair(self, activation: Node, largest: float, reader: Node) -> Node:
         """Return the quantize/dequantize pair that rounds an activation; create it if it does not exist. ``largest``:

@@ -11,6 +11,7 @@ from attrs import evolve, field, frozen
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
+from pipeline.aten.dtypes import short_name
 from pipeline.aten.op_predicates import is_pointwise
 from pipeline.aten.support import Choice, Declaration, Rejection
 from pipeline.aten.traits import Kind, op_kind
@@ -162,7 +163,7 @@ def _complex_rejections(node: torch.fx.Node) -> Iterator[Rejection]:
         return
     for role, value in _result_and_inputs(node):
         if isinstance(value, torch.Tensor) and value.is_complex():
-            dtype = str(value.dtype).removeprefix("torch.")
+            dtype = short_name(value.dtype)
             if joins_or_splits_complex(node.target):
                 why = "engines store pairs of reals instead, and PyTorch converts between the two"
                 yield Rejection(f"{role} is {dtype}: {why}")
@@ -174,7 +175,7 @@ def _complex_rejections(node: torch.fx.Node) -> Iterator[Rejection]:
 
 def _tensor_rejections(role: str, value: torch.Tensor, settings: CompilationSettings) -> Iterator[Rejection]:
     """Yield rejections of a tensor (``role`` in words) whose dtype, rank or layout TensorRT does not support."""
-    dtype = str(value.dtype).removeprefix("torch.")
+    dtype = short_name(value.dtype)
     if value.dtype == torch.float64 and not settings.truncate_double:
         hint = "pass truncate_double=True to compute it in float32"
         yield Rejection(f"{role} is float64, which TensorRT does not support", hint)

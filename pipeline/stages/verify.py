@@ -55,19 +55,16 @@ def _check_multiple(_instance: object, _field: object, value: object) -> None:
 
 @frozen
 class Verify:
-    """The stage that `verify` returns; `verify` documents its options. ``before``: the pipeline's earlier stages."""
+    """The stage that `verify` returns; `verify` documents its options. ``earlier_stages``: those of the pipeline, by
+    which it compiles a program again; the pipeline sets them."""
 
     on_failure: OnFailure = field(default="raise", validator=one_of(*get_args(OnFailure)))
     inputs: UserInputs = field(default=None, eq=False, repr=False, kw_only=True, validator=_check_inputs)
     executor: Executor | None = field(default=None, kw_only=True, validator=one_of(None, *get_args(Executor)))
     multiple: float = field(default=MULTIPLE, kw_only=True, validator=_check_multiple)
     module: bool = field(default=True, kw_only=True, validator=instance_of(bool))
-    before: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
+    earlier_stages: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="verify", kw_only=True)
-
-    def following(self, earlier_stages: tuple[AnyStage, ...]) -> Verify:
-        """Return a copy of this stage that has the pipeline's earlier stages, by which it compiles a program again."""
-        return evolve(self, before=earlier_stages)
 
     def __call__(self, compiled: Compiled) -> Compiled:
         """Return the program with its ``agreement``: its errors compared with eager PyTorch. If they are too large and
@@ -81,9 +78,10 @@ class Verify:
         agreement = comparison.measure_agreement(compiled)
         if self.on_failure == "heal" and agreement.failures:
             check_compilable(compiled.program)
-            final = Recompiler.from_stages(self.before or STAGES)
+            stages = self.earlier_stages or STAGES
+            final = Recompiler.from_stages(stages)
             needs_engines = comparison.executor != "reference"
-            trial = final if needs_engines else Recompiler.from_stages(self.before or STAGES, as_stage(unbuilt))
+            trial = final if needs_engines else Recompiler.from_stages(stages, as_stage(unbuilt))
             compiled = heal(compiled, agreement, comparison, trial, final)
             agreement = compiled.agreement or agreement
         if self.module:

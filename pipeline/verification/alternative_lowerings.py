@@ -13,13 +13,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pipeline.aten.graphs import call_graph
-from pipeline.aten.naming import origin_of
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Function, Target, aten
 from pipeline.capture.fake_tensors import suppress_guards
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.declare import Rejection
+from pipeline.decomposition.templates import copy_calls
 from pipeline.errors import PipelineError
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.rewriting import Node, Rewriting
@@ -104,14 +103,9 @@ def decompose_nodes(program: Program, nodes: Sequence[str], depth: int = 1) -> P
     rewriting = Rewriting(program, DYNAMO_CONVERTERS)
     for node in [n for n in rewriting.graph.nodes if n.name in nodes]:
         template, inputs = _trace_decomposition(rewriting, node, depth)
-
-        def emit(traced: Node, args: Argument, kwargs: Argument, *, before: Node = node) -> Node:
-            with rewriting.graph.inserting_before(before):
-                made = rewriting.graph.create_node("call_function", traced.target, args, kwargs)
-            made.meta = {**origin_of(before.meta), "val": traced.meta.get("val")}
-            return made
-
-        _replace_result(rewriting, node, call_graph(template.graph, inputs, emit))
+        with rewriting.graph.inserting_before(node):
+            results = copy_calls(template.graph, inputs, rewriting.graph, node)
+        _replace_result(rewriting, node, results)
     return rewriting.changed_program()
 
 

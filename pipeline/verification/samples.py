@@ -204,7 +204,7 @@ def index_limits(program: Program) -> dict[str, int]:
     limits: dict[str, int] = {}
     for node in program.graph.nodes:
         for index, entries in _table_lookups(node):
-            name = _name_before_moves(index)
+            name = source_before_moves(index).name
             limits[name] = min(entries, limits.get(name, entries))
     return {port.name: limits[port.name] for port in program.inputs if port.name in limits}
 
@@ -224,8 +224,8 @@ def _table_lookups(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
             yield index, shape[dim]
 
 
-def _name_before_moves(node: torch.fx.Node) -> str:
-    """Return the name of the node at the start of the chain of moves and casts that ends in ``node``, maybe its own."""
+def source_before_moves(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the node that computes the elements which ``node`` only moves or casts (views, copies, casts)."""
     while moves_elements(node) and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
-    return node.name
+    return node

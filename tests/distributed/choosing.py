@@ -88,7 +88,6 @@ def a_gpu() -> Iterator[None]:
         patched.setattr(choose, "LARGE", 0)
         patched.setattr(choose, "_has_its_gpu", lambda compiled: True)
         patched.setattr(choose, "copy_cached_kernels", lambda before, after: None)
-        patched.setattr(choose, "_free_gpu_memory", lambda: None)
         patched.setattr(faster_in_torch, "LEAST", 0)
         patched.setattr(faster_in_torch, "QUERIES", 2)
         patched.setattr(faster_in_torch, "HALVES", (torch.float32,))

@@ -185,7 +185,7 @@ STAGES: Final[dict[str, Misuse]] = {
         lambda: pipeline.in_pieces(0),
         "count must be an integer of at least 1, got 0; pass module paths as b",
     ),
-    "shared weights by a word": (lambda: pipeline.shared_weights("all"), "least must be a number of bytes, got "),
+    "shared weights by a word": (lambda: pipeline.shared_weights("all"), "least must be a number of bytes at least 0"),
     "quantized to int3": (lambda: pipeline.quantize("int3"), "weights must be one of 'int8', 'int4', 'fp8', got '"),
     "quantized without ranges": (
         lambda: pipeline.quantize("fp8", "fp8"),

@@ -209,7 +209,7 @@ def caching(*more: Any) -> tuple[Compiled, Choose]:
     compile = compile.replace("load", as_is).replace("choose", as_is)
     made = compile(Caching().eval(), args, profiles=profiles)
     assert isinstance(made, Compiled)
-    return made, Choose(before=compile.stages[:-1])
+    return made, Choose(earlier_stages=compile.stages[:-1])
 
 
 def check_values(program: Compiled, tmp_path: Path) -> None:
