@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 
-from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Function
 from pipeline.export_fixes import model_queries, module_methods
 from pipeline.export_fixes.export_steps import exit_transforms
@@ -18,8 +17,6 @@ from pipeline.export_fixes.known_values import known, track_values
 from pipeline.export_fixes.patching import Patches, Replacement
 from pipeline.export_fixes.restore_model_state import restore_distribution_checks
 from pipeline.export_fixes.torch_patches import TABLE
-
-__all__ = ["one_export", "patch_for_device", "patch_for_export", "patch_for_mode", "patch_for_trace"]
 
 _patches = Patches(TABLE)
 
