@@ -107,7 +107,8 @@ def _export_model(
         return _export_with_notes(exporter, shapes, constants, "python")
     except CaptureError:
         has_values = not any(map(is_input, tree_leaves(exporter.inputs, is_leaf=is_input)))
-        if settings.decisions != "example" or exporter.is_on_other_device or not has_values:
+        is_elsewhere = is_on_other_device(exporter.device, exporter.model, exporter.inputs)
+        if settings.decisions != "example" or is_elsewhere or not has_values:
             raise
     return _export_with_notes(exporter, shapes, constants, "example")
 
@@ -154,11 +155,6 @@ class _Exporter:
     model: torch.nn.Module
     inputs: Inputs
     device: str | None
-
-    @property
-    def is_on_other_device(self) -> bool:
-        """Whether the model or an input is not on ``device``, the type of device that the export is for."""
-        return self.device is not None and is_on_other_device(self.device, self.model, self.inputs)
 
     def first_success(self, shapes: Spec, mode: TraceMode) -> ExportedProgram:
         """Export with these shapes and this trace mode. If that fails, try `ATTEMPTS`; raise the first error if all of

@@ -14,11 +14,11 @@ import functools
 import inspect
 import logging
 import operator
-import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from itertools import chain
 from types import CodeType, FunctionType
 from typing import Final
 
@@ -37,7 +37,7 @@ from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, Inputs, sour
 from pipeline.export_fixes.export_steps import collect_range_violations
 from pipeline.export_fixes.interrupts import set_contextvar, undo_at_exit
 from pipeline.export_fixes.model_calls import assigned_tensors
-from pipeline.export_fixes.restore_model_state import Snapshot, held_objects, join_path
+from pipeline.export_fixes.restore_model_state import Snapshot, class_and_file_contents, held_objects, join_path
 
 log = logging.getLogger(__name__)
 
@@ -364,11 +364,9 @@ def _assigning_line(model: torch.nn.Module, path: str) -> str:
 def _model_codes(model: torch.nn.Module) -> Iterator[CodeType]:
     """Yield the code objects, except torch's own, that may read a model's attributes: of the classes of its modules and
     of the objects in them, of the files that define these classes, and of functions that modules hold."""
-    kinds = dict.fromkeys(type(each) for each in (*model.modules(), *(each for _, each in held_objects(model))))
-    own = dict.fromkeys(each for kind in kinds for each in kind.__mro__)
-    files = {kind.__module__: sys.modules.get(kind.__module__) for kind in own}
-    spaces = [vars(each) for each in (*own, *model.modules(), *files.values()) if each is not None]
-    left = deque(code for space in spaces for value in [*space.values()] for code in _code_of(value))
+    contents = class_and_file_contents((*model.modules(), *(each for _, each in held_objects(model))))
+    held = (value for module in model.modules() for value in [*vars(module).values()])
+    left = deque(code for value in chain(contents, held) for code in _code_of(value))
     while left:
         code = left.popleft()
         if not code.co_filename.startswith(NOT_MODEL_CODE[0]):

@@ -70,11 +70,6 @@ class Replacement:
     everywhere: bool = False
 
     @property
-    def target_name(self) -> Argument:
-        """The replaced operator, or the name of the replaced function; it identifies the patch in tables and tests."""
-        return self.owner if isinstance(self.owner, OpOverload) else self.name
-
-    @property
     def is_needed(self) -> bool:
         """Whether the installed torch needs the replacement."""
         if self.since > VERSION or (self.before is not None and self.before <= VERSION):

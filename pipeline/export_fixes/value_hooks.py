@@ -36,11 +36,12 @@ def export_with_known_values(export: Callable[[], Argument], model: torch.nn.Mod
     return exported
 
 
-def attach_small_value(fake: torch.Tensor, value: torch.Tensor) -> None:
-    """Store the elements of a small tensor in ``fake``, its fake tensor; ``value`` may be a fake tensor, too."""
+def attach_small_value(fake: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Store the elements of a small tensor in ``fake``, its fake tensor, and return it; ``value`` may be fake, too."""
     elements = value.constant if isinstance(value, FakeTensor) else value
     if isinstance(fake, FakeTensor) and elements is not None and has_few_elements(elements):
         attach_value(fake, elements.detach().to("cpu", copy=True))
+    return fake
 
 
 def fake_buffers_with_values(

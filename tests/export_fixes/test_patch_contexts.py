@@ -24,12 +24,17 @@ PROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 OLDEST = tuple(map(int, re.findall(r"torch>=(\d+)\.(\d+)", PROJECT)[0]))
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.target_name}")
+def target_name(row: Replacement) -> Any:
+    """The operator or the name of the function that a row replaces."""
+    return row.owner if isinstance(row.owner, torch._ops.OpOverload) else row.name
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{target_name(row)}")
 def test_torch_needs_each_row(row: Replacement, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this fails, torch has learned it: give the row the version, as `before`."""
     if row.during == "gpu" and torch.cuda.is_available():
         pytest.skip("a GPU answers for itself")
-    is_flawed = FLAWS[row.target_name]
+    is_flawed = FLAWS[target_name(row)]
     assert not is_flawed()
     monkeypatch.setattr(patch_contexts, "_patches", Patches([other for other in TABLE if other is not row]))
     assert is_flawed() == row.is_needed
@@ -37,7 +42,7 @@ def test_torch_needs_each_row(row: Replacement, monkeypatch: pytest.MonkeyPatch)
 
 def needless(table: Sequence[Replacement], oldest: tuple[int, ...]) -> list[object]:
     """The rows that no supported torch needs."""
-    return [row.target_name for row in table if row.before is not None and row.before <= oldest]
+    return [target_name(row) for row in table if row.before is not None and row.before <= oldest]
 
 
 def test_no_row_has_expired() -> None:
@@ -51,7 +56,7 @@ def test_no_row_has_expired() -> None:
 
 def test_each_row_says_what_it_mends_and_has_a_test() -> None:
     assert all(row.why for row in TABLE)
-    assert {row.target_name for row in TABLE} == FLAWS.keys()
+    assert {target_name(row) for row in TABLE} == FLAWS.keys()
 
 
 def in_another_thread(function: Callable[[], Any]) -> Any:

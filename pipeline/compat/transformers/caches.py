@@ -129,6 +129,8 @@ class CaptureCache(Cache):
     """The cache that is passed to a model during capture, with which the model creates the same mask operators for any
     number of tokens. ``start`` is the position of the first token."""
 
+    is_compileable = False  # else transformers calls torch.compile
+
     def __init__(self, layers: Sequence[Layer], start: torch.Tensor) -> None:
         super().__init__(layers=list(layers))
         self.start = start
@@ -144,11 +146,6 @@ class CaptureCache(Cache):
             return self.start
         layer = self.layers[layer_idx]
         return 0 if isinstance(layer, RecurrentStates) and not layer.own else super().get_seq_length(layer_idx)
-
-    @property
-    def is_compileable(self) -> bool:
-        """Return False, so that transformers does not call torch.compile for this cache."""
-        return False
 
 
 def create_cache_layer(
@@ -185,6 +182,9 @@ class FilledCache(Cache):
     `FilledCache` whose tokens are in these buffers.
     """
 
+    is_compileable = False  # the program is already compiled
+    is_initialized = True  # the program's cache buffers always exist
+
     def __init__(self, max_cache_len: int, runner: CompiledModule, latest: LatestCache) -> None:
         Cache.__init__(self, layers=[])  # that of an EncoderDecoderCache takes two caches
         self.positions, self.length, self.runner, self.latest = max_cache_len, 0, runner, latest
@@ -205,16 +205,6 @@ class FilledCache(Cache):
             raise ExecutionError(
                 "this cache was overwritten by another sequence", "use model.new_state() for each sequence"
             )
-
-    @property
-    def is_compileable(self) -> bool:
-        """Return False, so that transformers does not call torch.compile: the program is already compiled."""
-        return False
-
-    @property
-    def is_initialized(self) -> bool:
-        """Return True: the program's cache buffers always exist."""
-        return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length
