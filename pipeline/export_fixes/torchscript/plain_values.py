@@ -46,12 +46,8 @@ _OPERATORS: Final[Mapping[str, Callable[..., Value]]] = {
 }
 """For each kind of node, the function that evaluates its overloads without tensor arguments."""
 
-_MATH: Final = (
-    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "degrees", "erf"),
-    *("erfc", "exp", "expm1", "fabs", "factorial", "floor", "fmod", "frexp", "gamma", "gcd", "isfinite", "isinf"),
-    *("isnan", "ldexp", "lgamma", "log", "log10", "log1p", "modf", "radians", "sin", "sinh", "tan", "tanh"),
-)
-"""The names of node kinds that the function of the same name in ``math`` evaluates."""
+_MATH: Final = {f"aten::{name}": function for name, function in vars(math).items() if callable(function)}
+"""For each kind of node that may exist, the function of the same name in ``math``, which evaluates it."""
 
 
 def _min_or_max_evaluator(pick: Callable[[Value, Value], Value], of_lists: Callable[..., Value]) -> Evaluator:
@@ -84,8 +80,7 @@ def tensorless_evaluators(functions: Mapping[str, Callable[..., Value]]) -> dict
 
 
 NUMBERS: Final[Mapping[str, Evaluator]] = {
-    **tensorless_evaluators(_OPERATORS),
-    **tensorless_evaluators({f"aten::{name}": getattr(math, name) for name in _MATH}),
+    **tensorless_evaluators(_MATH | _OPERATORS),
     "prim::max": _min_or_max_evaluator(torch.sym_max, max),
     "prim::min": _min_or_max_evaluator(torch.sym_min, min),
     "prim::rangelist": lambda call, end: list(range(end)),
@@ -117,19 +112,14 @@ _LISTS: Final[Mapping[str, Callable[..., Value]]] = {
     "aten::list": list,
     "aten::sort": lambda values, *options: values.sort(reverse=bool(options and options[-1])),
     "aten::sorted": lambda values, *options: sorted(values, reverse=bool(options and options[-1])),
-    **{f"aten::{name}": _method_caller(name) for name in ("copy", "clear", "index", "count", "remove", "split")},
+    **{f"aten::{name}": _method_caller(name) for name in ("copy", "clear", "remove")},
     "aten::dict": dict,
     "aten::len": len,
 }
 """For each kind of node that also exists for tensors, the function for its overloads on lists, dicts and strings."""
 
-_STRINGS: Final = (
-    *("capitalize", "center", "endswith", "expandtabs", "find", "isalnum", "isalpha", "isdecimal", "isdigit"),
-    *("isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper", "join", "ljust", "lower"),
-    *("lstrip", "partition", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "splitlines"),
-    *("startswith", "strip", "swapcase", "title", "upper", "zfill"),
-)
-"""The names of node kinds that Python's string method of the same name evaluates."""
+_STRINGS: Final = tuple(name for name in dir(str) if not name.startswith("_") and name != "format")
+"""The names of node kinds, where these exist, that a method of the same name, of a string or list, evaluates."""
 
 _METHODS: Final = ("extend", "insert", "pop", "reverse", "get", "setdefault", "update", "popitem")
 """The names of node kinds that the list or dict method of the same name evaluates."""
