@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError
 from pipeline.export_fixes import dynamic_shapes as ranges
-from pipeline.export_fixes.model_state import changed_attributes
+from pipeline.export_fixes.model_state import kept_state
 from pipeline.export_fixes.restore_model_state import join_path
 from pipeline.export_fixes.runtime_asserts import checks
 
@@ -81,11 +81,6 @@ class Attempt:
     mode: TraceMode | None = None
     shapes: Callable[[FirstExport], Iterable[Spec]] = lambda first: (first.shapes,)
 
-    def exports_to_try(self, first: FirstExport) -> Iterator[tuple[Spec, TraceMode]]:
-        """Yield (dynamic shapes, trace mode) of each retry after the export ``first``; none if `applies` is False."""
-        if self.applies(first):
-            yield from ((each, self.mode or first.mode) for each in self.shapes(first))
-
 
 NO_SIZE: Final = -2
 """A size that no tensor can have: creating or viewing a tensor with it raises an error."""
@@ -112,7 +107,8 @@ def clear_stored_shapes(model: torch.nn.Module) -> Iterator[None]:
         path, _, name = place.rpartition(".")
         vars(model.get_submodule(path))[name] = torch.Size([NO_SIZE] * len(shape))
     yield
-    if left := ", ".join(sorted(found.keys() - changed_attributes())):
+    kept = kept_state.get()
+    if left := ", ".join(sorted(found.keys() - (kept.changes.keys() if kept is not None else set()))):
         raise CaptureError(f"the attribute {left} keeps the shape of an earlier call: assign it in each call")
 
 

@@ -15,7 +15,7 @@ import inspect
 import logging
 import operator
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import chain
@@ -147,28 +147,12 @@ def _has_same_contents(value: object, leaves: Sequence[object], spec: TreeSpec) 
     return its == spec and all(map(operator.is_, now, leaves))
 
 
-def record_export(repeat_export: Callable[[], ExportedProgram]) -> None:
-    """Store a function that repeats the last export; `raise_if_stateful` calls it to export two calls in one graph."""
-    kept = kept_state.get()
-    if kept is not None and not kept.calls_twice:
-        kept.repeat_export = repeat_export
-
-
-def changed_attributes() -> Collection[str]:
-    """Return the paths of attributes, other than buffers, whose values a call of the exported model changed."""
-    kept = kept_state.get()
-    return kept.changes.keys() if kept is not None else ()
-
-
 @contextmanager
 def watch_state(model: torch.nn.Module, may_draw_random: bool) -> Iterator[None]:
     """Return a context in which a call of the model records in `kept_state` what it keeps for later calls. Unless
     ``may_draw_random`` is true, raise `CaptureError` if the model seeds torch's random generator."""
-    kept = kept_state.get()
-    if kept is None:
-        yield
-        return
-    own, inside = model.forward, [False]
+    kept, own, inside = kept_state.get(), model.forward, [False]
+    assert kept is not None
 
     @functools.wraps(own, updated=())
     def watching(*args: Argument, **kwargs: Argument) -> object:  # torch takes frames of another name for the model's

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
 
 import torch
 
@@ -80,10 +79,9 @@ def decide_by_example() -> Iterator[None]:
         yield
 
 
-def patch_for_mode(mode: Literal["called", "comparing"]) -> AbstractContextManager[None]:
-    """Return a context for an export in which `torch.compiler.is_exporting` is False in the model (``"called"``), or
-    the example input decides comparisons of several sizes (``"comparing"``)."""
-    return _patches.activate(mode)
+def patch_for_mode(mode: str) -> AbstractContextManager[None]:
+    """Return a context with the functions of torch patched that an export by a `TraceMode` needs to be patched."""
+    return decide_by_example() if mode == "example" else _patches.activate(mode)
 
 
 @contextmanager

@@ -22,8 +22,7 @@ def export_with_known_values(export: Callable[[], Argument], model: torch.nn.Mod
     """Export a model. A number that it reads from a buffer becomes a constant; if it also writes to this buffer, the
     number changes between calls: then export again, with the buffer's elements unknown."""
     state = known.get()
-    if state is None:
-        return export()
+    assert state is not None
     state.reset()
     state.names_by_id = {}
     for name, buffer in model.named_buffers(remove_duplicate=False):
@@ -49,8 +48,7 @@ def fake_buffers_with_values(
 ) -> dict[str, torch.Tensor]:
     """Replace torch.export's creation of fake parameters and buffers: also store values of small buffers in them."""
     made, state = orig(mode, module), known.get()
-    if state is None:
-        return made
+    assert state is not None
     for name, buffer in module.named_buffers(remove_duplicate=False):
         fake, names = made[name], state.names_by_id.get(id(buffer), frozenset())
         if has_few_elements(buffer) and isinstance(fake, FakeTensor) and names:
