@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Spec
 from pipeline.errors import CaptureError, PipelineError, error_text, source_line
-from pipeline.export_fixes import branches, input_checks, module_methods, packed_sequence
+from pipeline.export_fixes import branches, input_checks, model_queries, packed_sequence
 from pipeline.export_fixes import dynamic_shapes as ranges
 from pipeline.export_fixes.attempts import ATTEMPTS, NUMBERS, FirstExport, TraceMode, clear_stored_shapes
 from pipeline.export_fixes.error_attribution import BRANCH_HINT, Inputs, error_with_cause
@@ -122,7 +122,7 @@ def _export_with_notes(
         set_contextvar(kept_state, KeptState(exporter.model)) as kept,
         set_contextvar(checks, Checks()) as found,
         track_values(constants) as known,
-        set_contextvar(module_methods.gradients_are_on, torch.is_grad_enabled()),
+        set_contextvar(model_queries.gradients_are_on, torch.is_grad_enabled()),
         set_contextvar(decisions, Decisions()) as decided,
     ):
         exported = exporter.first_success(shapes, mode)

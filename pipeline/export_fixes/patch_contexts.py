@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from pipeline.aten.types import Argument, Function
-from pipeline.export_fixes import model_queries, module_methods
+from pipeline.export_fixes import model_queries
 from pipeline.export_fixes.export_steps import exit_transforms
 from pipeline.export_fixes.interrupts import set_contextvar
 from pipeline.export_fixes.known_values import known, track_values
@@ -87,7 +87,7 @@ def patch_for_mode(mode: str) -> AbstractContextManager[None]:
 @contextmanager
 def keep_weights_in_place() -> Iterator[None]:
     """Return a context in which ``model.to`` moves only tensors that are neither parameters nor buffers."""
-    with _patches.activate("export"), set_contextvar(module_methods.keep_weights, True):
+    with _patches.activate("export"), set_contextvar(model_queries.keep_weights, True):
         yield
 
 

@@ -14,8 +14,7 @@ import torch
 
 from pipeline.aten.naming import layer_name
 from pipeline.aten.types import Argument, Node, Target
-from pipeline.compat.torch_tensorrt.blocks import Expression, aten, block, call, unsupported
-from pipeline.compat.torch_tensorrt.emit import add_layers_of
+from pipeline.compat.torch_tensorrt.blocks import Expression, add_layers_of, aten, block, call, unsupported
 from pipeline.compat.torch_tensorrt.impl import activation, cast, elementwise, matmul, unary
 from pipeline.compat.torch_tensorrt.values import (
     Conversion,
