@@ -286,13 +286,8 @@ def _cache_buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int |
 class FilledCrossCache(FilledCache, EncoderDecoderCache):  # type: ignore[override]
     """A `FilledCache` for encoder-decoder models, some of which require an instance of `EncoderDecoderCache`."""
 
-    @property
-    def cross_attention_cache(self) -> DynamicCache:
-        return super().cross_attention_cache
-
-    @cross_attention_cache.setter
-    def cross_attention_cache(self, cache: DynamicCache) -> None:
-        """Ignore an assigned cross-attention cache: T5Gemma assigns an empty one before generation."""
+    cross_attention_cache = FilledCache.cross_attention_cache.setter(lambda self, cache: None)  # type: ignore[attr-defined]
+    """The same as in `FilledCache`; an assigned cache is ignored: T5Gemma assigns an empty one before generation."""
 
 
 def _as_dynamic_cache(tensors: Sequence[torch.Tensor]) -> DynamicCache:

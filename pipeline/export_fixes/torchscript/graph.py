@@ -227,7 +227,8 @@ class _Reader:
         if isinstance(value := attributes.get("value"), torch.Tensor) and not is_single_integer(value):
             self.constants[outputs[0]] = value.detach()
             return None
-        types = tuple(_type_text(value.type()) for value in node.outputs())
+        kinds = [value.type() for value in node.outputs()]
+        types = tuple(str(each.str() if each.kind() == "TupleType" else each.annotation_str) for each in kinds)
         blocks = tuple(self.read_blocks(node, scope))
         kind = "prim::CallMethod" if kind == CALL else kind
         return Node(
@@ -261,11 +262,6 @@ def _node_attributes(node: TorchIR) -> dict[str, TorchIR]:
         return {"function": node.pyobj(), "scalars": node.scalar_args(), "form": node.cconv()}
     found = {name: getattr(node, node.kindOf(name))(name) for name in node.attributeNames() if node.kindOf(name) != "g"}
     return {n: tuple(t.annotation_str for t in v) if node.kindOf(n) == "tys" else v for n, v in found.items()}
-
-
-def _type_text(script_type: TorchIR) -> str:
-    """Return a type's TorchScript syntax; for a named tuple, including the names of its fields."""
-    return str(script_type.str()) if script_type.kind() == "TupleType" else str(script_type.annotation_str)
 
 
 def is_single_integer(tensor: torch.Tensor) -> bool:
