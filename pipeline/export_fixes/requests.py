@@ -49,7 +49,8 @@ def merge_profiles(
     """Return the ``dynamic_shapes`` that cover all ``profiles`` (None: unchanged), and each profile's ranges of inputs.
 
     Raises:
-        TypeError: ``profiles`` are given together with ``dynamic_shapes``, or with an `Input` that has profiles.
+        TypeError: ``profiles`` are given for an ``ExportedProgram``, together with ``dynamic_shapes``, or with an
+            `Input` that has profiles.
         ValueError: `Input` s have different numbers of profiles, or ``profiles`` is empty.
     """
     leaves = tree_leaves(example_inputs, is_leaf=is_input)
@@ -60,6 +61,8 @@ def merge_profiles(
         raise TypeError("profiles and dynamic_shapes are both given: pass only one of these arguments")
     if inputs:
         raise TypeError("the argument profiles and a pipeline.Input both give profiles: use only one of them")
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError("profiles cannot change an ExportedProgram: pass an Input with profiles for each of its inputs")
     if not isinstance(profiles, Sequence) or not profiles:
         raise ValueError("profiles must be a non-empty sequence, with one dynamic_shapes for each profile")
     return _merge_profile_entries(model, *example_inputs, len(leaves), profiles)
@@ -80,14 +83,12 @@ def _profiles_of_inputs(inputs: Mapping[int, Input]) -> list[list[ProfileRanges]
 
 
 def _merge_profile_entries(
-    model: object, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], leaf_count: int, profiles: Sequence[Spec]
+    model: torch.nn.Module, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], leaf_count: int, profiles: Sequence[Spec]
 ) -> tuple[Spec, list[list[ProfileRanges]]]:
     """Return ``dynamic_shapes`` that cover all profiles, and each profile's ranges; ``leaf_count``: of all inputs."""
-    names = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if isinstance(model, torch.nn.Module):
-        for spec in profiles:
-            input_entries(model, given, spec)
+    given = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
+    for spec in profiles:
+        input_entries(model, given, spec)
     wishes: list[list[ProfileRanges]] = [[] for _ in profiles]
     counter = iter(range(leaf_count))
 

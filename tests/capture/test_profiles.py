@@ -112,6 +112,15 @@ def test_profiles_are_given_once() -> None:
         compile(Product(), args=(given, pipeline.Input(profiles=[NARROW, NARROW, WIDE])))
 
 
+def test_an_exported_program_takes_the_profiles_of_inputs() -> None:
+    exported = torch.export.export(torch.nn.ReLU(), (torch.randn(2, 4, 8),), dynamic_shapes=({1: Dim("n", max=32)},))
+    with pytest.raises(TypeError, match="profiles cannot change an ExportedProgram: pass an Input with profiles"):
+        pipeline.capture(exported, (torch.randn(2, 4, 8),), profiles=[({1: 4},)])
+    profiles = [((2, 1, 8), (2, 1, 8), (2, 2, 8)), ((2, 4, 8), (2, 4, 8), (2, 8, 8))]
+    program = pipeline.capture(exported, (pipeline.Input(profiles=profiles),))
+    assert [{(each.min, each.max) for each in profile.values()} for profile in program.profiles] == [{(1, 2)}, {(4, 8)}]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
