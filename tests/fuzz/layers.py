@@ -188,7 +188,7 @@ SEQUENCES = (
     Layer(
         (3,),
         "nn.Parameter(torch.tensor([1.0, 0.1], dtype={t}))",
-        "torch.stack(({x}[..., :2] * torch.cos({m} * torch.arange({x}.shape[1])[:, None]), {x}[..., -2:]), -1).flatten(-2)",
+        "torch.cat([{x}[..., :2] * torch.cos({m} * torch.arange({x}.shape[1])[:, None]), {x}[..., 2:]], -1)",
     ),
     Layer((3,), "", "torch.tril(torch.ones({x}.shape[1], {x}.shape[1]), <0|1>) / 4 @ {x}"),
     Layer((3,), "", "{x}.roll(<1|2|-1>, <1|-1>)"),

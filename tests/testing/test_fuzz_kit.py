@@ -32,6 +32,10 @@ KINDS = {
     "fallbacks": "torch_executed_ops",
     "blocks": "min_block_size",
     "None": r"None",
+    "images": r"2d\(|F\.interpolate",
+    "sequences": r"LSTM|GRU|MultiheadAttention|scaled_dot_product|Embedding",
+    "halves": r"float16",
+    "files": r"saved=True",
 }
 
 
