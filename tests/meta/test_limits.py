@@ -69,7 +69,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "profiles": (1_060, ("profiling/",)),
     "reports": (1_000, ("viewing/",)),
     "command line": (1_730, ("cli/",)),
-    "tests of converters": (4_500, ("testing/",)),
+    "tests of converters": (4_540, ("testing/",)),
     "facts of operators": (2_000, ("aten/",)),
     "sizes": (1_225, ("shapes/",)),
     "stages": (
