@@ -4,6 +4,7 @@ same bytes."""
 from __future__ import annotations
 
 import copy
+import errno
 import re
 import resource
 import warnings
@@ -226,6 +227,16 @@ def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) ->
             program.save(tmp_path / "p.trtp")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_names_the_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"^\[Errno 28\] [^:]+: \d+ bytes are to be written; [^:]+: '.*/weights'$"):
+        compiled(CASES["whole"]).save(tmp_path / "p.trtp", weights=tmp_path / "weights")
     assert not list(tmp_path.iterdir())
 
 
