@@ -39,7 +39,7 @@ from pipeline.stages import (
     unbuilt,
 )
 from pipeline.stages.autocast import autocast
-from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
+from pipeline.trt import CAPABILITIES, LIBRARY
 from pipeline.verification.bisection import MAX_BUILDS, bisect_program
 from pipeline.verification.bounds import MULTIPLE
 from pipeline.verification.measure import Comparison, choose_executor

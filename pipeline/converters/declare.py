@@ -97,7 +97,8 @@ def target_of(key: object) -> Target:
 def check_functional(key: object) -> None:
     """Raise a `TypeError` for an in-place operator, for one with an argument ``out``, and for a packet of these alone:
     capture replaces their calls by functional operators."""
-    overloads = [getattr(key, name) for name in key.overloads()] if isinstance(key, OpOverloadPacket) else [key]
+    is_packet = isinstance(key, OpOverloadPacket)
+    overloads: list[Any] = [getattr(key, name) for name in key.overloads()] if is_packet else [key]
     if all(isinstance(op, OpOverload) and _writes_result(op._schema) for op in overloads):
         space, name = overloads[0]._schema.name.split("::")
         advice = _operator_advice(name.removesuffix("_")) if space == "aten" else "declare one that returns its result"

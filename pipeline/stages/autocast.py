@@ -20,7 +20,16 @@ from pipeline.aten.graphs import copy_node
 from pipeline.aten.naming import module_path, origin_of
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.fake_tensors import fake_mode, fake_result
-from pipeline.improvements.precision import STATISTICS, Excluded, Rule, check_exclude, excludes, op_name, rule_for, warn_of_unmatched
+from pipeline.improvements.precision import (
+    STATISTICS,
+    Excluded,
+    Rule,
+    check_exclude,
+    excludes,
+    op_name,
+    rule_for,
+    warn_of_unmatched,
+)
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.recipes import qualified_name
 

@@ -232,8 +232,8 @@ class Calibration(EagerRun):
         if node.name in self.node_names and isinstance(value, Tensor):
             found = self.method.compute(value)
             if not math.isfinite(found):
-                why = f"the activation {node.name} reaches {found} on inputs in calibration"
-                raise CalibrationError(f"{why}, and a range must be finite", "leave these inputs out, or exclude its readers")
+                why = f"the activation {node.name} reaches {found} on inputs in calibration, and a range must be finite"
+                raise CalibrationError(why, "leave these inputs out, or exclude the operators that read it")
             self.ranges[node.name] = max(self.ranges.get(node.name, 0.0), found)
 
 

@@ -78,9 +78,18 @@ MISUSE: dict[str, tuple[list[str], str]] = {
         "call pipeline.load('x.trtp').generate",
     ),
     "a folder of no model": (["generate", ".", "--prompt-ids", "1"], "has no config.json: pass one that"),
-    "an output in place of a model": ([*COMPILE[:1], "weights.pt", "--save", "weights.pt"], "--save weights.pt: the co"),
-    "outputs in place of a program": (["run", "weights.pt", "-o", "./weights.pt"], "reads this file, and would replace"),
-    "outputs in place of an input": (["run", "no.trtp", "--input", "x=weights.pt", "-o", "weights.pt"], "would replace it"),
+    "an output in place of a model": (
+        [*COMPILE[:1], "weights.pt", "--save", "weights.pt"],
+        "--save weights.pt: the co",
+    ),
+    "outputs in place of a program": (
+        ["run", "weights.pt", "-o", "./weights.pt"],
+        "reads this file, and would replace",
+    ),
+    "outputs in place of an input": (
+        ["run", "no.trtp", "--input", "x=weights.pt", "-o", "weights.pt"],
+        "would replace it",
+    ),
     "the folder that one is in": ([*COMPILE, "-o", ".", "--force"], "-o .: the command runs in this folder, and would"),
     "a folder around it": ([*COMPILE, "-o", "..", "--force"], "-o ..: the command runs in this folder, and would"),
     "a folder to save to": ([*COMPILE, "--save", "."], "'.' cannot be written: it is a folder; name a file in it"),
