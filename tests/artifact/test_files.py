@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import gc
 import re
 import resource
 import warnings
@@ -238,6 +239,17 @@ def test_a_full_disk_names_the_file_of_weights(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OSError, match=r"^\[Errno 28\] [^:]+: \d+ bytes are to be written; [^:]+: '.*/weights'$"):
         compiled(CASES["whole"]).save(tmp_path / "p.trtp", weights=tmp_path / "weights")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_loaded_program_closes_its_file(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    compiled(CASES["whole"]).save(tmp_path / "p.trtp", weights=tmp_path / "weights")
+    warnings.simplefilter("always", ResourceWarning)
+    before = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0
+    program = pipeline.load(tmp_path / "p.trtp")
+    del program
+    gc.collect()
+    assert not [each for each in recwarn if issubclass(each.category, ResourceWarning)]
+    assert not before or len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_loading_says_where_it_runs(tmp_path: Path) -> None:
