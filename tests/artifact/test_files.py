@@ -243,6 +243,8 @@ def test_a_full_disk_names_the_file_of_weights(tmp_path: Path, monkeypatch: pyte
 
 def test_a_loaded_program_closes_its_file(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     compiled(CASES["whole"]).save(tmp_path / "p.trtp", weights=tmp_path / "weights")
+    gc.collect()  # of other tests
+    recwarn.clear()
     warnings.simplefilter("always", ResourceWarning)
     before = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0
     program = pipeline.load(tmp_path / "p.trtp")
