@@ -207,10 +207,8 @@ def measure_ranges(
         if node.name in wanted and isinstance(value, Tensor):
             found = _magnitude(value, percentile)
             if not math.isfinite(found):
-                why = f"the activation {node.name} reaches {found} on inputs in calibration"
-                raise CalibrationError(
-                    f"{why}, and a range must be finite", "leave these inputs out, or exclude its readers"
-                )
+                why = f"the activation {node.name} reaches {found} on inputs in calibration, and a range must be finite"
+                raise CalibrationError(why, "leave these inputs out, or exclude the operators that read it")
             ranges[node.name] = max(ranges.get(node.name, 0.0), found)
 
     run = EagerRun(program, program.parameters, torch.device("cpu"), observe=observe)
