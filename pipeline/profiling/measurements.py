@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from attrs import field, frozen
@@ -39,27 +39,17 @@ def merge_slowest(by_rank: Sequence[Mapping[str, Milliseconds]]) -> Mapping[str,
     return merged
 
 
-class Measurements(Protocol):
-    """A store of the measured times of programs and engines, by `Keys`."""
+@frozen
+class Measurements:
+    """A store of the measured times of programs and engines, by `Keys`; this one is always empty, others extend it."""
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
         """Return, by key (a value in `Keys`), the times measured on the current model of GPU. Without a GPU, or if
         ``targets`` (compute capabilities) lack its own: those of the only stored GPU model that has the one target."""
-
-    def save(self, measured: Mapping[str, Milliseconds]) -> None:
-        """Save measured times for the current GPU; times that are already saved are not replaced."""
-
-
-@frozen
-class NoMeasurements:
-    """A store of measured times that is always empty."""
-
-    def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
-        """Return no times."""
         return {}
 
     def save(self, measured: Mapping[str, Milliseconds]) -> None:
-        """Save nothing."""
+        """Save measured times for the current GPU; times that are already saved are not replaced."""
 
 
 @frozen

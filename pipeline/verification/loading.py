@@ -74,7 +74,8 @@ def make_loadable(
         if failing is None or not failing.refused:
             break
         decisions = tuple(search.choose_alternatives(compiled, failing, in_torch=last))
-        rows = tuple(row for decision in decisions for row in _healed_rows(compiled.program, decision))
+        targets = {n.name: qualified_name(n.target) for n in compiled.program.graph.nodes if is_operator(n)}
+        rows = (Healed(n, targets[n], each.alternative.action, each.reason) for each in decisions for n in each.nodes)
         recompiled = final_compiler.compile_validated(apply_decisions(compiled, decisions, trial_compiler))
         compiled = evolve(recompiled, healed=(*compiled.healed, *rows))
         failing = loader(compiled, keep=True)
@@ -225,9 +226,3 @@ def _engine_signature(program: Program, nodes: Sequence[torch.fx.Node]) -> str:
         for n in nodes
     )
     return str(list(rows))
-
-
-def _healed_rows(program: Program, decision: Decision) -> Iterator[Healed]:
-    """Yield a record for each node of a decision: the node's alternative implementation and the reason for it."""
-    targets = {node.name: qualified_name(node.target) for node in program.graph.nodes if node.name in decision.nodes}
-    return (Healed(name, targets[name], decision.alternative.action, decision.reason) for name in decision.nodes)

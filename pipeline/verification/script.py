@@ -6,7 +6,6 @@ import math
 import operator
 
 import torch
-from attrs import define, field
 
 from pipeline.aten.types import Argument
 from pipeline.program import Program, is_operator
@@ -60,8 +59,8 @@ def fault_script(program: Program, comparison: Comparison, fault: Fault, agreeme
     sample = (fault.failures or agreement.failures)[0].sample
     reference = next(r for r in comparison.references if r.sample.name == sample)
     writer = _Writer(program, frozenset(fault.nodes))
-    writer.collect_inputs()
-    if writer.unsupported:
+    calls = all(isinstance(node.target, torch._ops.OpOverload) for node in writer.nodes)
+    if not calls or any(node.op == "get_attr" for node in writer.inputs):
         return ""
     values = dict[str, Argument]()
 
@@ -73,29 +72,14 @@ def fault_script(program: Program, comparison: Comparison, fault: Fault, agreeme
     return writer.render(values, fault, comparison)
 
 
-@define(eq=False)
 class _Writer:
-    """A writer of Python source for faulty nodes. ``inputs`` has the values that they read from other nodes;
-    ``unsupported`` is True if such a value cannot be written as source."""
+    """A writer of Python source for faulty nodes, ``nodes`` in execution order; ``inputs`` are the nodes that they read."""
 
-    program: Program
-    names: frozenset[str]
-    inputs: dict[torch.fx.Node, None] = field(factory=dict)
-    unsupported: bool = False
-
-    @property
-    def nodes(self) -> list[torch.fx.Node]:
-        """Return the faulty nodes, in execution order."""
-        return [n for n in self.program.graph.nodes if n.name in self.names]
-
-    def collect_inputs(self) -> None:
-        """Record the values that the faulty nodes read from other nodes."""
-        for node in self.nodes:
-            self.unsupported |= not isinstance(node.target, torch._ops.OpOverload)
-            for source in node.all_input_nodes:
-                if not self.is_faulty(source):
-                    self.inputs[source] = None
-                    self.unsupported |= source.op == "get_attr"
+    def __init__(self, program: Program, names: frozenset[str]) -> None:
+        self.program, self.names = program, names
+        self.nodes = [node for node in program.graph.nodes if node.name in names]
+        read = (source for node in self.nodes for source in node.all_input_nodes)
+        self.inputs = list(dict.fromkeys(source for source in read if not self.is_faulty(source)))
 
     def is_faulty(self, node: torch.fx.Node) -> bool:
         """Return whether a node is faulty, or an item of the result of a faulty node."""
