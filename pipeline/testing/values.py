@@ -25,9 +25,8 @@ def _floats_between(low: float, high: float) -> CreateValues:
 
 def _ints_up_to(most: int) -> CreateValues:
     """Return a function that creates random integers of magnitude up to ``most``, also negative in signed dtypes."""
-    return lambda shape, dtype, generator: _ints_between(0 if dtype == torch.uint8 else -most, most)(
-        shape, dtype, generator
-    )
+    signed, unsigned = _ints_between(-most, most), _ints_between(0, most)
+    return lambda shape, dtype, generator: (unsigned if dtype == torch.uint8 else signed)(shape, dtype, generator)
 
 
 def _per_dtype(floats: CreateValues, others: CreateValues) -> CreateValues:

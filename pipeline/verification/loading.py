@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -176,9 +176,8 @@ class _Search:
         single = [(i,) for i in everything] if len(fault) <= MAX_SINGLE_TRIALS else []
         for alternative in ALTERNATIVES:
             for indices in dict.fromkeys([*single, everything]) if alternative is not IN_TORCH else ():
-                if self.loads_with(
-                    compiled, fault, Decision(tuple(fault[i].name for i in indices), alternative, reason)
-                ):
+                decision = Decision(tuple(fault[i].name for i in indices), alternative, reason)
+                if self.loads_with(compiled, fault, decision):
                     return indices, alternative
         cheap = next((i for i, node in enumerate(fault) if is_cheap(node)), len(fault) - 1)
         return (cheap,), IN_TORCH
@@ -220,9 +219,6 @@ def _operators_in_message(compiled: Compiled, segment: Segment, message: str) ->
 
 def _engine_signature(program: Program, nodes: Sequence[torch.fx.Node]) -> str:
     """Return a key that is equal for sets of operators whose engines are equal."""
-    known: Mapping[str, object] = program.constants
-    rows = (
-        (n.target, fake_result_key(n.args), fake_result_key(n.kwargs), [x.name in known for x in n.all_input_nodes])
-        for n in nodes
-    )
-    return str(list(rows))
+    constant = [[x.name in program.constants for x in n.all_input_nodes] for n in nodes]
+    keys = [(n.target, fake_result_key(n.args), fake_result_key(n.kwargs)) for n in nodes]
+    return f"{keys} {constant}"

@@ -73,7 +73,7 @@ def fault_script(program: Program, comparison: Comparison, fault: Fault, agreeme
 
 
 class _Writer:
-    """A writer of Python source for faulty nodes, ``nodes`` in execution order; ``inputs`` are the nodes that they read."""
+    """A writer of Python source for faulty nodes: ``nodes``, in execution order, which read ``inputs``."""
 
     def __init__(self, program: Program, names: frozenset[str]) -> None:
         self.program, self.names = program, names
