@@ -103,7 +103,7 @@ class _Search:
         """Raise an `ExecutionError` if no engine loads on this GPU: not even that of a model with a single ReLU. The
         message quotes TensorRT's messages in ``failures``."""
         program = capture(torch.nn.ReLU().eval(), (torch.ones(4),), settings=settings.evolve(torch_executed_ops=()))
-        validated = self.recompiler.compute_verdicts(program)
+        validated = self.recompiler.validate(program)
         if self.fails_to_load(validated, frozenset(validated.verdicts)):
             hint = "set load_built_engines=False to compile for other GPUs, or use the CPU reference executor"
             raise ExecutionError(f"TensorRT loads no engine on this GPU: {'; '.join(failures.refused.values())}", hint)
