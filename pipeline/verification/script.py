@@ -88,6 +88,8 @@ class _Writer:
     def render(self, values: dict[str, Argument], fault: Fault, comparison: Comparison) -> str:
         """Return the script: ``TEXT`` with the faulty nodes as a module, and random inputs that resemble ``values`` (by
         node name). ``fault`` is described in its title; ``comparison`` has the executor."""
+        nodes = ", ".join(f"{n} ({t})" for n, t in zip(fault.nodes, fault.targets, strict=True))
+        failure = f": {fault.failures[0]}" if fault.failures else ""
         settings = self.program.settings.evolve(torch_executed_ops=()).changed()
         tensors = [n for n in self.inputs if isinstance(values.get(n.name), torch.Tensor)]
         constants = [n for n in tensors if n.name in self.program.constants]
@@ -97,7 +99,7 @@ class _Writer:
         given = "".join(f"\n    {_random_tensor_source(values[n.name])},  # {n.name}" for n in inputs)
         registered = (f"self.register_buffer({n.name!r}, {_random_tensor_source(values[n.name])})" for n in constants)
         return TEXT.format(
-            title=_script_title(fault),
+            title=f"The engine of {nodes} is wrong{failure}.".replace('"', "'").replace("\\", "/"),
             constants="\n".join(f"        {line}" for line in registered) or "        pass",
             parameters="".join(f", {n.name}" for n in inputs),
             body="\n".join(f"        {n.name} = {self.call_source(n, sources)}" for n in self.nodes),
@@ -136,12 +138,6 @@ class _Writer:
             else:
                 found += [f"{node.name}[{i}]" for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
         return found
-
-
-def _script_title(fault: Fault) -> str:
-    nodes = ", ".join(f"{n} ({t})" for n, t in zip(fault.nodes, fault.targets, strict=True))
-    failure = f": {fault.failures[0]}" if fault.failures else ""
-    return f"The engine of {nodes} is wrong{failure}.".replace('"', "'").replace("\\", "/")
 
 
 def _value_source(value: object) -> str:
