@@ -210,8 +210,8 @@ def first_difference(program: Program, other: Program) -> str:
 
 
 def _node_rows(program: Program) -> Iterator[tuple[str, ...]]:
-    """Yield texts for each node: its target, or the recipe of its constant with steps as ``%0``, ``%1``, …; its arguments
-    by index; and its value's dtype and shape."""
+    """Yield texts for each node: its target, or its constant's recipe with steps as ``%0``, ``%1``, …; its arguments by
+    index; and its value's dtype and shape."""
     indices: dict[torch.fx.Node, str] = {}
     for node in program.graph.nodes:
         recipe = program.constants.get(node.name)

@@ -108,14 +108,8 @@ class Reference:
             if found.holds and found.norm_error <= (1 - 1 / bound.multiple) * found.norm_bound:
                 return found
         exact = None if self.exact is None else self.exact[output_index]
-        return measure_errors(
-            evolve(row, exact=self._exact_and_dtype[1]),
-            bound,
-            ours,
-            eager,
-            exact,
-            partial(self.unstable_parts, output_index),
-        )
+        row = evolve(row, exact=self._exact_and_dtype[1])
+        return measure_errors(row, bound, ours, eager, exact, partial(self.unstable_parts, output_index))
 
     def unstable_parts(self, output_index: int) -> Iterator[UnstablePart | Spread]:
         """Yield what is known about an output's elements that depend on rounding: an `UnstablePart` if elements depend
