@@ -119,10 +119,9 @@ def check_target(
 
 def run_on_random_calls(strategy: Strategy, run: Callable[[Call], None], profile: hypothesis.settings) -> None:
     """Call a function with ``profile.max_examples`` random calls from a strategy."""
+    slow = [hypothesis.HealthCheck.too_slow]
     for number in range(0, profile.max_examples, CALLS_PER_ROUND):
         count = min(CALLS_PER_ROUND, profile.max_examples - number)
-
-        slow = [hypothesis.HealthCheck.too_slow]
 
         @hypothesis.settings(
             profile, max_examples=count, deadline=None, report_multiple_bugs=False, suppress_health_check=slow
