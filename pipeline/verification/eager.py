@@ -115,10 +115,7 @@ class EagerRun:
         target = node.target
         if target in ASSERTS:
             return None
-        args, kwargs = (
-            map_aggregate(node.args, self.convert_argument),
-            map_aggregate(node.kwargs, self.convert_argument),
-        )
+        args, kwargs = map_aggregate((node.args, dict(node.kwargs)), self.convert_argument)
         if kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self.device}
         result = safe_function(target)(*args, **kwargs)
