@@ -136,14 +136,6 @@ class Job:
 
 
 @frozen
-class PlanWithBytes:
-    """A plan with its content as bytes, from a worker that cannot access this machine's files."""
-
-    plan: Plan
-    data: bytes = field(repr=False)
-
-
-@frozen
 class JobWithWeights:
     """A request to build an engine on a machine that cannot access this machine's files; it contains the weights."""
 
@@ -158,13 +150,13 @@ class JobWithWeights:
         build.__reduce__()
         return cls(job.order, build.index or {}, build.path.read_bytes())
 
-    def __call__(self) -> PlanWithBytes:
+    def __call__(self) -> Plan:
         """Build the engine in a worker, which writes the weights to a temporary file first."""
         with tempfile.TemporaryDirectory(prefix="pipeline-sent-", ignore_cleanup_errors=True) as folder:
             path = Path(folder, "weights")
             path.write_bytes(self.weights)
             plan, data = build_with_stored_weights(self.order, path, self.index)
-            return PlanWithBytes(plan, bytes(data))
+            return evolve(plan, data=bytes(data))
 
 
 def build_with_stored_weights(order: BuildOrder, path: Path, index: Index) -> tuple[Plan, mmap.mmap]:
