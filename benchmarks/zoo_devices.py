@@ -16,7 +16,7 @@ import pipeline
 from benchmarks import zoo
 from benchmarks.architectures import Architecture
 from pipeline.errors import CaptureError
-from pipeline.testing.devices import is_same_program
+from pipeline.testing.programs import first_difference
 
 WORST = 4.0
 """How many times eager's own error ours may be, beside a floor for results that are right to the last digit."""
@@ -36,7 +36,7 @@ def row(architecture: Architecture) -> dict[str, Any]:
     try:
         decompose = pipeline.default().until("decompose")
         as_on_gpu = pipeline.capture(case.model, (), case.example, case.dynamic_shapes, device="cuda")
-        if is_same_program(decompose(program), decompose(as_on_gpu)):
+        if not first_difference(decompose(program), decompose(as_on_gpu)):
             return {**found, "alike": True}
         return {**found, "alike": False, **judged(zoo.compiled(architecture, case, as_on_gpu))}
     except Exception as error:

@@ -39,10 +39,10 @@ from pipeline.stages import (
     unbuilt,
 )
 from pipeline.stages.autocast import autocast
-from pipeline.trt import CAPABILITIES, LIBRARY, has_gpu
+from pipeline.trt import CAPABILITIES, LIBRARY
 from pipeline.verification.bisection import MAX_BUILDS, bisect_program
 from pipeline.verification.bounds import MULTIPLE
-from pipeline.verification.measure import Comparison
+from pipeline.verification.measure import Comparison, choose_executor
 from pipeline.verification.recompile import Recompiler, check_compilable
 from pipeline.verification.records import Bisection
 from pipeline.verification.samples import UserInputs
@@ -190,9 +190,11 @@ def bisect(
     """
     if type(limit) is not int or limit < 1:
         raise ValueError(f"limit must be a number of builds, at least 1, got {limit!r}")
-    runs: Runs = executor or ("tensorrt" if has_gpu() else "reference")
+    runs = choose_executor(executor)
     compile = _stages_until_compiled(default() if compile is None else compile, build_engines=runs == "tensorrt")
     alone = isinstance(model, Compiled)
+    if alone and (args or kwargs or dynamic_shapes):
+        raise TypeError("a Compiled is bisected without args, kwargs and dynamic_shapes: pass inputs=[(x,)] for calls")
     compiled: Compiled = model if alone else compile(model, args, kwargs, dynamic_shapes)
     check_compilable(compiled.program)
     comparison = Comparison.create(compiled.program, runs, inputs, multiple)
@@ -206,7 +208,10 @@ def _stages_until_compiled(compile: Pipeline[Program, Any], *, build_engines: bo
     if not isinstance(compile, Pipeline):
         raise TypeError(f"compile must be a pipeline, such as pipeline.default(), got {kind_of(compile)}")
     last = next((step.name for step in compile if step.gives is Compiled), None)
-    compile = compile if last is None else compile.until(last)
+    if last is None:
+        due = "compile must be a pipeline that returns a Compiled, such as pipeline.default()"
+        raise TypeError(f"{due}, got one that ends with the stage {compile.names[-1]!r}")
+    compile = compile.until(last)
     built = next((step.name for step in compile if step.gives is Built), None)
     return compile if build_engines or built is None else compile.replace(built, unbuilt)
 

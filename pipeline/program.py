@@ -214,7 +214,7 @@ def is_operator(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     if node.target in READS_DATA:
         return True
-    return isinstance(value, torch.Tensor) or (isinstance(value, (tuple, list)) and len(value) > 0)
+    return isinstance(value, torch.Tensor | TensorType) or (isinstance(value, (tuple, list)) and len(value) > 0)
 
 
 @frozen

@@ -74,7 +74,7 @@ def _to_path(value: Any) -> Any:
 
 def _check_path(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
     """Raise a `TypeError` if a field's value is neither a path nor True or False; None if that is the default."""
-    if not isinstance(value, str | (bool if field.default is not None else None)):
+    if not isinstance(value, str | (bool if field.default is not None else None)) or value == "":
         expected = "True, False or a path" if field.default is not None else "a folder, an fsspec URL or None"
         raise TypeError(f"{field.name} must be {expected}, got {value!r}")
 

@@ -9,7 +9,7 @@ import pipeline
 from benchmarks import zoo, zoo_devices
 from benchmarks.architectures import Architecture
 from examples.models import SMALL, small
-from pipeline.testing.devices import is_same_program
+from pipeline.testing.programs import first_difference
 
 SOME = {
     "text": {"albert", "fnet", "gpt_bigcode", "qwen3_moe", "mamba"},
@@ -44,7 +44,7 @@ def test_examples_as_on_a_gpu(name: str) -> None:
         pipeline.default(device=device).until("decompose")(case.model, (), case.kwargs, case.dynamic_shapes)
         for device in ("cpu", "cuda")
     )
-    if not is_same_program(on_cpu, on_gpu):
+    if first_difference(on_cpu, on_gpu):
         module = pipeline.default()(on_gpu).module("reference")
         with torch.no_grad():
             torch.testing.assert_close(module(**case.kwargs), case.model(**case.kwargs), rtol=2e-4, atol=2e-4)

@@ -87,7 +87,8 @@ def _save_node(node: torch.fx.Node, *, calls_target: bool) -> SavedNode:
     if node.op == "call_function":
         target = op_names.operator_name(node.target) if calls_target else op_names.readable_target_name(node.target)
         if calls_target and (why := op_names.refusal_reason(op_names.find_callable(target))):
-            raise ArtifactError(f"node {node.name} cannot be saved: {target} {why}")
+            hint = "call it outside of the compiled model; a compiled module in a model is saved by itself"
+            raise ArtifactError(f"node {node.name} cannot be saved: {target} {why}", hint)
     elif node.op not in ("placeholder", "get_attr", "output"):
         raise ArtifactError(f"node {node.name} cannot be saved: it is a {node.op} node, not a call_function node")
     value = fake_value_to_json(node.meta.get("val")) if "val" in node.meta else None

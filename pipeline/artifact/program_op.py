@@ -131,7 +131,8 @@ def run(
     ports = module.program.inputs
     leaves = [next(given[_input_kind(port)]) if _input_kind(port) in given else port.value for port in ports]
     args, kwargs = tree_unflatten(leaves, module.program.in_spec)
-    results = [leaf for leaf in tree_leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+    # `forward`, not a call: the module's hooks are in the graph already, and `module.compile()` would call this again.
+    results = [leaf for leaf in tree_leaves(module.forward(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
     return _clone_aliases(results, inputs)
 
 

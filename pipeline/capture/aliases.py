@@ -48,22 +48,19 @@ def may_alias_input(node: Node) -> bool:
 
 def nodes_in_written_memory(graph: torch.fx.Graph) -> set[Node]:
     """Return the nodes that may share memory with a node that is written to."""
-    above: dict[Node, Node] = {}
-    writes = set(filter(mutates_argument, graph.nodes))
+    shares: dict[Node, list[Node]] = {node: [] for node in graph.nodes}
+    found = set(filter(mutates_argument, graph.nodes))
     for node in graph.nodes:
-        above[node] = node
-        if node in writes or (node.op == "call_function" and may_alias_input(node)):
+        if node in found or (node.op == "call_function" and may_alias_input(node)):
             for source in filter(is_tensor, node.all_input_nodes):
-                above[_union_find_root(above, source)] = _union_find_root(above, node)
-    tops = {_union_find_root(above, node) for node in writes}
-    return {node for node in above if _union_find_root(above, node) in tops}
-
-
-def _union_find_root(parents: dict[Node, Node], node: Node) -> Node:
-    """Return the root of a node's set in a union-find forest, with path halving. ``parents``: each node's parent."""
-    while parents[node] is not node:
-        parents[node] = node = parents[parents[node]]
-    return node
+                shares[source].append(node)
+                shares[node].append(source)
+    waiting = list(found)
+    while waiting:
+        near = set(shares[waiting.pop()]) - found
+        found |= near
+        waiting += near
+    return found
 
 
 def is_tensor(node: Node) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from attrs import evolve
@@ -15,22 +15,28 @@ from torch.export import ExportedProgram
 
 from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Spec
-from pipeline.capture.exported_checks import check_dtypes, check_export, check_resizes
-from pipeline.capture.from_notes import add_profiles, insert_constants, mark_decisions, warn_of_assumptions
+from pipeline.capture.exported_checks import check_assumptions, check_dtypes, check_export, check_resizes
+from pipeline.capture.from_notes import add_profiles, add_read_numbers, insert_constants, mark_decisions
+from pipeline.capture.functional import functionalize
 from pipeline.capture.lifting import program_of_export
 from pipeline.capture.origin import record_origin
 from pipeline.capture.output_names import name_outputs
 from pipeline.capture.shared_tensors import flatten_subclasses
 from pipeline.distributed.sharded import use_local_tensors
-from pipeline.export_fixes import ExportNotes, export, interruptible, open_onnx_model, patch_for_device, signature_of
-from pipeline.frozen import FrozenDict
+from pipeline.export_fixes import export, interruptible, open_onnx_model, patch_for_device, signature_of
 from pipeline.program import Program
-from pipeline.recipes import named_buffer_numbers
 from pipeline.runtime.autocast_context import without_autocast
 from pipeline.settings import CompilationSettings
 
 Model: TypeAlias = "torch.nn.Module | ExportedProgram | torch.jit.ScriptFunction[Any, Any] | str | os.PathLike[str]"
 """The types of models that `capture` accepts; a string or path names an ONNX file."""
+
+STEPS: Final = (
+    *(flatten_subclasses, mark_decisions, insert_constants),
+    *(check_dtypes, check_resizes),
+    *(add_read_numbers, add_profiles),
+)
+"""The passes that apply what an export learnt: each takes a program and its `ExportNotes`, and returns a program."""
 
 
 @interruptible
@@ -78,16 +84,9 @@ def capture(
             else:
                 exported, notes = export(model, local.args, local.kwargs, dynamic_shapes, settings, profiles)
         with without_autocast():
-            warn_of_assumptions(exported, notes)
-            program = program_of_export(exported, notes, settings)
-            for step in (flatten_subclasses, mark_decisions, insert_constants, check_dtypes, check_resizes):
+            check_assumptions(exported, notes)
+            program = program_of_export(*functionalize(exported), notes, settings)
+            for step in STEPS:
                 program = step(program, notes)
-            program = local.add_sharding(add_profiles(_add_read_numbers(program, notes), notes))
+            program = local.add_sharding(program)
     return record_origin(evolve(name_outputs(program, output_names), signature=signature_of(model)), model)
-
-
-def _add_read_numbers(program: Program, notes: ExportNotes) -> Program:
-    """Set ``program.numbers``: the elements of the buffers ``notes.reads``, which Python read during the export."""
-    read = ((name, program.parameters[name]) for name in sorted(notes.reads & program.parameters.keys()))
-    numbers = {place: number for name, buffer in read for place, number in named_buffer_numbers(name, buffer)}
-    return evolve(program, numbers=FrozenDict(numbers))

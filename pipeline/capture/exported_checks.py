@@ -1,20 +1,23 @@
-"""Check a user's ``ExportedProgram``, and the inputs that are passed with it."""
+"""Check exports: a user's ``ExportedProgram``, the inputs that are passed with it, and what a program assumes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.dtypes import DtypeViolation, find_dtype_violations, short_name
-from pipeline.aten.types import Spec
-from pipeline.errors import CaptureError, DtypeError, source_line
+from pipeline.aten.types import Spec, aten
+from pipeline.errors import CaptureError, DtypeError, source_line, source_line_in
 from pipeline.export_fixes import ExportNotes, check_request, check_values, requested_bounds
 from pipeline.inputs import Input
 from pipeline.program import Program
@@ -140,6 +143,56 @@ def _input_with_exported_ranges(fake_input: torch.Tensor, exported: ExportedProg
     if low == high:
         return Input(low, dtype=fake_input.dtype)
     return Input(min_shape=low, opt_shape=high, max_shape=high, dtype=fake_input.dtype)
+
+
+DATA_ASSERTIONS: Final = (aten._assert_async.default, aten._assert_async.msg)
+"""The operators that assert conditions on tensor values in an exported graph; programs omit them."""
+MASK_SELECTIONS: Final = (aten.index.Tensor, aten.masked_select.default)
+"""Operators whose result has as many elements as a bool mask selects."""
+
+
+def check_assumptions(exported: ExportedProgram, notes: ExportNotes) -> None:
+    """Warn of data-dependent conditions that the program assumes to hold: asserts in the model, and masks that must
+    select a fixed number of elements. Eager raises an error if such a condition is false.
+
+    Raises:
+        CaptureError: a norm updates running statistics in training.
+    """
+    _check_norms(exported)
+    checks, picks = dict.fromkeys(notes.checks), dict[str, None]()
+    given = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
+    data: set[torch.fx.Node] = set()
+    for node in exported.graph.nodes:
+        if node.name in given or not data.isdisjoint(node.all_input_nodes):
+            data.add(node)
+        if node.target in DATA_ASSERTIONS or _assumes_selected_count(node, data):
+            place = source_line_in(node.meta).partition(",")[0] or node.name
+            (checks if node.target in DATA_ASSERTIONS else picks)[place] = None
+    if checks:
+        log.warning("the model asserts tensor values at %s: engines assume that the asserts hold", ", ".join(checks))
+    if picks:
+        why = "the model works only for a fixed number of selected elements at %s: engines assume it, without a check"
+        log.warning(why, ", ".join(picks))
+
+
+def _check_norms(exported: ExportedProgram) -> None:
+    """Raise a `CaptureError` if a norm updates running statistics in training: its schema does not declare that it
+    writes them, so torch.export loses the update."""
+    norms = (aten.native_batch_norm.default, aten.instance_norm.default)
+    modules = (each for each in exported.graph_module.modules() if isinstance(each, torch.fx.GraphModule))
+    for node in (node for module in modules for node in module.graph.nodes if node.target in norms):
+        if node.args[5] and node.args[3] is not None:  # training, with running statistics
+            why = f"{node.target} at {source_line_in(node.meta) or node.name} updates running statistics in training"
+            raise CaptureError(f"{why}, and torch.export does not record that", "call model.eval() first")
+
+
+def _assumes_selected_count(node: torch.fx.Node, data_dependent: Set[torch.fx.Node]) -> bool:
+    """Return whether a node selects elements by a mask in ``data_dependent``, and the model works for one number of
+    selected elements only: ``x[mask]`` in ``x[mask].view(4, 8)``."""
+    if node.target not in MASK_SELECTIONS or free_unbacked_symbols(node.meta["val"]):
+        return False
+    values = [each.meta.get("val") for each in tree_leaves(node.args[1]) if each in data_dependent]
+    return any(isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8) for value in values)
 
 
 def check_dtypes(program: Program, _: ExportNotes) -> Program:

@@ -1,32 +1,23 @@
 """Apply what an export learnt of the model (`ExportNotes`), such as its branches, to the exported program.
 They add constants for `pipeline.Constant` inputs; outputs that say whether a call takes another branch than the
-example; warnings of data-dependent conditions that engines do not check; and the ranges of symbols in each profile."""
+example; numbers that Python read in buffers; and the ranges of symbols in each profile."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence, Set
-from typing import Final
+from collections.abc import Iterator, Sequence
 
-import torch
 from attrs import evolve
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeline.aten.naming import make_unique
-from pipeline.aten.types import aten
-from pipeline.errors import CaptureError, source_line_in
+from pipeline.errors import CaptureError
 from pipeline.export_fixes import ExportNotes, ProfileRanges
 from pipeline.frozen import FrozenDict
 from pipeline.program import Port, Program
-from pipeline.recipes import parameter_recipe
+from pipeline.recipes import named_buffer_numbers, parameter_recipe
 from pipeline.shapes.environment import Range, ShapeEnvironment
 from pipeline.shapes.from_export import balanced_split_ranges
 from pipeline.shapes.linear import solve_for
-
-log = logging.getLogger(__name__)
 
 
 def insert_constants(program: Program, notes: ExportNotes) -> Program:
@@ -77,38 +68,11 @@ def mark_decisions(program: Program, notes: ExportNotes) -> Program:
     return evolve(program, outputs=(*program.outputs[:first], *asked), out_spec=tree_flatten(returned)[1])
 
 
-DATA_ASSERTIONS: Final = (aten._assert_async.default, aten._assert_async.msg)
-"""The operators that assert conditions on tensor values in an exported graph; programs omit them."""
-MASK_SELECTIONS: Final = (aten.index.Tensor, aten.masked_select.default)
-"""Operators whose result has as many elements as a bool mask selects."""
-
-
-def warn_of_assumptions(exported: ExportedProgram, notes: ExportNotes) -> None:
-    """Warn of data-dependent conditions that the program assumes to hold: asserts in the model, and masks that must
-    select a fixed number of elements. Eager raises an error if such a condition is false."""
-    checks, picks = dict.fromkeys(notes.checks), dict[str, None]()
-    given = {spec.arg.name for spec in exported.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT}
-    data: set[torch.fx.Node] = set()
-    for node in exported.graph.nodes:
-        if node.name in given or not data.isdisjoint(node.all_input_nodes):
-            data.add(node)
-        if node.target in DATA_ASSERTIONS or _assumes_selected_count(node, data):
-            place = source_line_in(node.meta).partition(",")[0] or node.name
-            (checks if node.target in DATA_ASSERTIONS else picks)[place] = None
-    if checks:
-        log.warning("the model asserts tensor values at %s: engines assume that the asserts hold", ", ".join(checks))
-    if picks:
-        why = "the model works only for a fixed number of selected elements at %s: engines assume it, without a check"
-        log.warning(why, ", ".join(picks))
-
-
-def _assumes_selected_count(node: torch.fx.Node, data_dependent: Set[torch.fx.Node]) -> bool:
-    """Return whether a node selects elements by a mask in ``data_dependent``, and the model works for one number of
-    selected elements only: ``x[mask]`` in ``x[mask].view(4, 8)``."""
-    if node.target not in MASK_SELECTIONS or free_unbacked_symbols(node.meta["val"]):
-        return False
-    values = [each.meta.get("val") for each in tree_leaves(node.args[1]) if each in data_dependent]
-    return any(isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8) for value in values)
+def add_read_numbers(program: Program, notes: ExportNotes) -> Program:
+    """Set ``program.numbers``: the elements of the buffers ``notes.reads``, which Python read during the export."""
+    read = ((name, program.parameters[name]) for name in sorted(notes.reads & program.parameters.keys()))
+    numbers = {place: number for name, buffer in read for place, number in named_buffer_numbers(name, buffer)}
+    return evolve(program, numbers=FrozenDict(numbers))
 
 
 def add_profiles(program: Program, notes: ExportNotes) -> Program:

@@ -1,10 +1,8 @@
-"""Convert an export to a functional program with lifted parameters and buffers, named inputs and size ranges."""
+"""Convert a functional export to a program with lifted parameters and buffers, named inputs and size ranges."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
 
 import torch
 from attrs import evolve
@@ -17,30 +15,31 @@ from torch.utils._pytree import tree_leaves
 from pipeline.aten.graphs import results_of
 from pipeline.aten.types import Argument
 from pipeline.capture.as_strided import replace_as_strided
-from pipeline.capture.functional import functionalize
 from pipeline.capture.shared_tensors import check_overlaps
 from pipeline.errors import CaptureError, source_line
 from pipeline.export_fixes import GENERATOR_MESSAGE, ExportNotes
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
-from pipeline.program import Output, Port, Program, make_port, tensor_version
+from pipeline.program import Output, Program, make_port, tensor_version
 from pipeline.recipes import Recipe, parameter_recipe
 from pipeline.settings import CompilationSettings
-from pipeline.shapes.environment import ShapeEnvironment
 from pipeline.shapes.from_export import shape_environment
 
-HINT: Final = (
-    "ExportedProgram.run_decompositions({}) alone shows the same; write to clones of tensors, not to their views"
-)
 
+def program_of_export(
+    exported: ExportedProgram,
+    graph_module: torch.fx.GraphModule,
+    signature: ExportGraphSignature,
+    notes: ExportNotes,
+    settings: CompilationSettings,
+) -> Program:
+    """Return an export, with the facts about the module in ``notes``, as a program with lifted weights.
 
-def program_of_export(exported: ExportedProgram, notes: ExportNotes, settings: CompilationSettings) -> Program:
-    """Return an export, with the facts about the module in ``notes``, as a functional program with lifted weights.
+    ``graph_module``, ``signature``: the functional graph of the export, and its signature (`functionalize`).
 
     Raises:
-        CaptureError: a write cannot be functionalized, or the model holds, writes or returns unsupported objects.
+        CaptureError: the model holds, writes or returns unsupported objects.
     """
-    exported, graph_module, signature = _functionalize(exported)
     parameters, constants, buffers = _lifted_tensors(exported, signature, notes.tensors)
     arguments = [spec.arg for spec in signature.input_specs if spec.kind == InputKind.USER_INPUT]
     leaves = notes.inputs or tree_leaves(exported.example_inputs)
@@ -53,6 +52,7 @@ def program_of_export(exported: ExportedProgram, notes: ExportNotes, settings: C
     lines = {str(o.target): source_line(value) for o, value in changed if o.kind == OutputKind.BUFFER_MUTATION}
     check_overlaps(parameters, lines, read)
     values = {n.name: n.meta.get("val") for n in graph.nodes if n.op == "placeholder"}
+    values |= {a.name: a.value for a in arguments if isinstance(a, ConstantArgument)}
     tuned = {a.name: _sizes_to_tune_for(v) for a, v in zip(arguments, notes.inputs, strict=False)}
     sizes = {name: shape for name, shape in tuned.items() if shape is not None}
     own = {s.arg.name: parameters[str(s.target)] for s in signature.input_specs if str(s.target) in parameters}
@@ -60,7 +60,7 @@ def program_of_export(exported: ExportedProgram, notes: ExportNotes, settings: C
     shapes = shape_environment(exported, graph, inputs, sizes, notes.ranges, own | examples)
     return Program(
         graph_module=graph_module,
-        inputs=tuple(_make_input_port(argument, values, shapes) for argument in arguments),
+        inputs=tuple(make_port(name, value, shapes) for name, value in inputs.items()),
         outputs=_make_outputs(signature.output_specs, results_of(graph), buffers),
         constants=FrozenDict(constants),
         buffers=FrozenDict(buffers),
@@ -74,20 +74,6 @@ def program_of_export(exported: ExportedProgram, notes: ExportNotes, settings: C
         examples=FrozenDict(examples),
         written=frozenset(str(s.target) for s in signature.input_specs if s.kind == InputKind.CONSTANT_TENSOR),
     )
-
-
-def _functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx.GraphModule, ExportGraphSignature]:
-    """Return the export (traced again by torch if necessary), its graph without in-place operators, and the signature
-    of that graph, by `functionalize`. Raise a `CaptureError` in place of torch's errors; ignore torch's warnings."""
-    try:
-        with warnings.catch_warnings():  # torch's own, of its own code
-            warnings.simplefilter("ignore")
-            return functionalize(exported)
-    except CaptureError:
-        raise
-    except Exception as error:
-        why = f"torch.export cannot functionalize the in-place operators of the model: {error}"
-        raise CaptureError(why, HINT) from error
 
 
 def _sizes_to_tune_for(example_input: object) -> Sequence[int] | None:
@@ -126,13 +112,6 @@ def _lifted_tensors(
         else:
             constants[name] = parameter_recipe(target)
     return parameters, constants, buffers
-
-
-def _make_input_port(argument: Any, placeholder_values: Mapping[str, Argument], shapes: ShapeEnvironment) -> Port:
-    """Return the `Port` for an argument in the export's signature: a constant, or a placeholder with its fake value."""
-    if isinstance(argument, ConstantArgument):
-        return Port(argument.name, kind="constant", value=argument.value)
-    return make_port(argument.name, placeholder_values[argument.name], shapes)
 
 
 def _make_outputs(

@@ -22,7 +22,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx.node import map_arg
 
-from pipeline.aten.graphs import copy_node, graph_module, results_of
+from pipeline.aten.graphs import graph_module, results_of
 from pipeline.aten.naming import make_unique, origin_of
 from pipeline.aten.op_predicates import mutates_argument
 from pipeline.aten.types import Argument, Node, Target, aten
@@ -47,41 +47,47 @@ def remove_mutation(
     Raises:
         UnknownAliasError: no rule covers a write.
     """
-    rewriter = _MutationRewriter(module.graph)
-    rewriter.copy_without_writes()
-    specs = rewriter.append_output_node(signature)
-    return graph_module(module, rewriter.graph), ExportGraphSignature(list(signature.input_specs), specs)
+    graph = module.graph
+    if any(map(mutates_argument, graph.nodes)):
+        rewriter = _MutationRewriter(graph)
+        rewriter.copy_without_writes()
+        specs = rewriter.append_output_node(signature)
+        graph, signature = rewriter.graph, ExportGraphSignature(list(signature.input_specs), specs)
+    return _with_functional_subgraphs(module, graph), signature
 
 
-def functionalize_subgraphs(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the module with writes removed from its subgraphs (branches of ``torch.cond``, steps of a scan), or the
-    module itself if no subgraph changes. A subgraph keeps its writes if no rule covers one of them. The body of a map
-    (``map_impl``) also keeps them: `torch.vmap` runs it, which does not support the operators that replace writes."""
-    made = None
-    for node in module.graph.nodes:
-        part = getattr(module, node.target, None) if node.op == "get_attr" else None
+def _with_functional_subgraphs(module: torch.fx.GraphModule, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """Return a module that runs ``graph`` with the parameters and subgraphs of ``module``, and with writes removed from
+    these subgraphs (branches of ``torch.cond``, steps of a scan); the module itself if nothing changes. The body of a
+    map (``map_impl``) keeps its writes: `torch.vmap` runs it, which does not support the operators that replace them.
+    """
+    functional = {}
+    for node in graph.find_nodes(op="get_attr"):
+        part = getattr(module, node.target, None)
         if isinstance(part, torch.fx.GraphModule):
             is_mapped = any(str(user.target) == "map_impl" for user in node.users)
-            functional = functionalize_subgraphs(part) if is_mapped else _functionalize_subgraph(part)
-            if functional is not part:
-                made = made or graph_module(module, module.graph)
-                setattr(made, node.target, functional)
-    return made or module
+            made = _with_functional_subgraphs(part, part.graph) if is_mapped else _functionalize_subgraph(part)
+            functional.update({} if made is part else {node.target: made})
+    if graph is module.graph and not functional:
+        return module
+    result = graph_module(module, graph)
+    for name, made in functional.items():
+        setattr(result, name, made)
+    return result
 
 
 def _functionalize_subgraph(subgraph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the subgraph without its writes; the subgraph itself if it has none, or if a write has no rule."""
-    subgraph = functionalize_subgraphs(subgraph)
-    if not any(map(mutates_argument, subgraph.graph.nodes)):
-        return subgraph
-    rewriter = _MutationRewriter(subgraph.graph)
-    with suppress(UnknownAliasError):
-        rewriter.copy_without_writes()
-        output = next(iter(reversed(subgraph.graph.nodes)))
-        if not any(rewriter.versions[node] for node in subgraph.graph.nodes if node.op == "placeholder"):
-            rewriter.graph.output(map_arg(output.args[0], rewriter.current_value)).meta = dict(output.meta)
-            return graph_module(subgraph, rewriter.graph)
-    return subgraph
+    """Return a subgraph without writes. It keeps its writes if no rule covers one of them, or if one is to an input."""
+    graph = subgraph.graph
+    if any(map(mutates_argument, graph.nodes)):
+        rewriter = _MutationRewriter(graph)
+        with suppress(UnknownAliasError):
+            rewriter.copy_without_writes()
+            output = next(iter(reversed(graph.nodes)))
+            if not any(rewriter.versions[node] for node in graph.find_nodes(op="placeholder")):
+                rewriter.graph.output(map_arg(output.args[0], rewriter.current_value)).meta = dict(output.meta)
+                graph = rewriter.graph
+    return _with_functional_subgraphs(subgraph, graph)
 
 
 class _MutationRewriter:
@@ -118,7 +124,8 @@ class _MutationRewriter:
     def copy_node(self, node: Node) -> None:
         """Copy a node that writes no memory; its arguments become their current values."""
         found = describe_as_view(node, self.mode) if node in self.touched else None
-        self.env[node] = copy_node(node, self.graph, self.current_value)
+        self.env[node] = made = self.graph.node_copy(node, self.current_value)
+        made.name = node.name
         if found is not None:
             args = map_arg(found.args, self.current_value)
             self.views[node] = evolve(found, args=args, source=self.same.get(found.source, found.source))

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import torch
 
-from pipeline.cli.usage import UsageError, first_line
+from pipeline.cli.usage import UsageError, check_keeps_inputs, first_line
 from pipeline.errors import (
     AgreementWarning,
     ArtifactWarning,
@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = sys.argv[1:] if argv is None else argv
         # argparse would take the word after a bare --verify for its value
         options = _parse_arguments(["--verify=raise" if word == "--verify" else word for word in given])
+        check_keeps_inputs(options)
         with _show_warnings():
             code: int = 0
             if "run" in options:
@@ -82,13 +83,19 @@ def _parse_arguments(words: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"there is no command {asked!r}; the commands are {known}{did_you_mean(asked, COMMANDS)}")
     if words and not asked and words[0] not in (flags := ("-h", "--help", "--version")):
         raise UsageError(f"there is no flag {words[0]!r}{did_you_mean(words[0], flags)} (`pipeline --help` shows all)")
-    parser, command = _create_parsers(asked)
+    parser = chosen = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
+    versions = "print the versions of pipeline, torch and TensorRT"
+    parser.add_argument("--version", action=_Version, nargs=0, help=versions)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, text) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        if name == asked:
+            found, chosen = importlib.import_module(f"pipeline.cli.{module}"), command
+            getattr(found, f"add_{name.replace('-', '_')}_arguments")(command)
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        close = did_you_mean(unknown[0].partition("=")[0], re.findall(r"--[\w-]+", command.format_usage()))
-        raise UsageError(
-            f"unrecognized arguments: {' '.join(unknown)}{close} (`{command.prog} --help` shows the usage)"
-        )
+        close = did_you_mean(unknown[0].partition("=")[0], re.findall(r"--[\w-]+", chosen.format_usage()))
+        raise UsageError(f"unrecognized arguments: {' '.join(unknown)}{close} (`{chosen.prog} --help` shows the usage)")
     return options
 
 
@@ -148,7 +155,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "verify": ("saved_program_commands", "run a saved program beside eager PyTorch; exit with 1 if it is wrong"),
     "serve-config": ("saved_program_commands", "write a model repository for NVIDIA Triton from a saved program"),
     "export": ("saved_program_commands", "write a saved program in the format of another runtime: ONNX Runtime"),
-    "profile": ("profiling", "measure where the milliseconds of a call go, by layer and node; needs a GPU"),
+    "profile": (
+        "saved_program_commands",
+        "measure where the milliseconds of a call go, by layer and node; needs a GPU",
+    ),
     "report": ("viewing", "write a page that draws a compiled program; needs no GPU"),
     "diff": ("viewing", "show how two programs differ: nodes that moved, layers, kernels, sizes, times, errors"),
     "plan": ("viewing", "show the engines that would be built for a model, and the fallbacks; build nothing"),
@@ -164,18 +174,3 @@ class _Version(argparse.Action):
 
         print(f"pipeline {__version__}, torch {torch.__version__}, {LIBRARY}")
         parser.exit()
-
-
-def _create_parsers(requested_command: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of ``pipeline`` and that of the requested command; no other command's module is imported."""
-    parser = chosen = _Parser(prog="pipeline", description="Compile PyTorch models to TensorRT engines.")
-    parser.add_argument(
-        "--version", action=_Version, nargs=0, help="print the versions of pipeline, torch and TensorRT"
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, text) in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        if name == requested_command:
-            found, chosen = importlib.import_module(f"pipeline.cli.{module}"), command
-            getattr(found, f"add_{name.replace('-', '_')}_arguments")(command)
-    return parser, chosen

@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.cli.agreement import Agreement, measure_agreement
 from pipeline.cli.listing import describe_operator, operators_page, operators_text
 from pipeline.cli.options import add_model_arguments, add_setting_flags, create_pipeline, parse_source
-from pipeline.cli.reporting import CompilationReport, write_results
+from pipeline.cli.reporting import Agreement, CompilationReport, measure_agreement, write_results
 from pipeline.cli.sources import Source
-from pipeline.cli.usage import UsageError, first_line
+from pipeline.cli.usage import UsageError, check_output_file, first_line
 from pipeline.compiled import Compiled
 from pipeline.compose.progress import StageProgress
 from pipeline.defaults import bisect
@@ -76,8 +75,7 @@ def run_compile(options: argparse.Namespace) -> int:
     folder = options.output
     if folder is not None:
         _check_output_folder(folder, options.force)
-    if options.save is not None and not options.save.absolute().parent.is_dir():
-        raise UsageError(f"--save {options.save}: the folder {str(options.save.absolute().parent)!r} does not exist")
+    check_output_file(options.save)
     compile = create_pipeline(options)
     if options.verify:
         compile = compile | verify(options.verify)
@@ -117,6 +115,7 @@ def run_pipeline(pipeline: Any, source: Source) -> Any:
 
 def run_bisect(options: argparse.Namespace) -> int:
     """Run ``pipeline bisect``: print the graph nodes whose engine is wrong; return 1 if there are any, else 0."""
+    check_output_file(options.output)
     compile, source = create_pipeline(options), parse_source(options)
     found = run_pipeline(partial(bisect, compile=compile, limit=options.limit), source)
     print(found)
@@ -141,6 +140,10 @@ def _agreement_or_note(options: argparse.Namespace, compiled: Compiled, source: 
 
 
 def _check_output_folder(folder: Path, may_replace: bool) -> None:
+    if Path.cwd().is_relative_to(os.path.realpath(folder)):
+        raise UsageError(
+            f"-o {folder}: the command runs in this folder, and would replace it; name a folder of its own"
+        )
     parent = Path(os.path.realpath(folder)).parent
     if not parent.is_dir():
         there = parent if folder.is_symlink() else folder.parent

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 import torch
+from toolz import groupby
 
 from pipeline.aten.types import Target
 from pipeline.cli.usage import UsageError
@@ -63,29 +64,17 @@ def operators_page() -> str:
             groups.setdefault(("in PyTorch", reason), []).append(str(op))
     order = sorted(groups.items(), key=lambda group: (-("engine" in group[0][0]), group[0]))
     lines = [[where, _abbreviate_names(names, known), said] for (where, said), names in order]
-    return "\n".join(
-        [
-            PAGE_HEAD.format(rank=MAX_RANK, dtypes=dtypes),
-            *_markdown_table(["runs", "operators", "limits, or the reason"], lines),
-        ]
-    )
+    table = [["runs", "operators", "limits, or the reason"], ["---"] * 3, *lines]
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in table]
+    page = [PAGE_HEAD.format(rank=MAX_RANK, dtypes=dtypes), *(f"| {' | '.join(cells)} |" for cells in escaped)]
+    return "\n".join(page)
 
 
 def _abbreviate_names(targets: list[str], known_operators: Sequence[str]) -> str:
     """Join operator names: ``aten.add.Tensor`` becomes `add.Tensor`; all known overloads of aten.add become `add`."""
-    packets: dict[str, list[str]] = {}
-    for target in targets:
-        packets.setdefault(target.rpartition(".")[0], []).append(target)
-    short = (
-        [packet] if {*found} >= {each for each in known_operators if each.rpartition(".")[0] == packet} else found
-        for packet, found in packets.items()
-    )
+    packets, known = (groupby(lambda name: name.rpartition(".")[0], names) for names in (targets, known_operators))
+    short = ([packet] if {*found} >= {*known.get(packet, ())} else found for packet, found in packets.items())
     return ", ".join(f"`{name.removeprefix('aten.')}`" for names in short for name in names)
-
-
-def _markdown_table(header: list[str], rows: list[list[str]]) -> list[str]:
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *escaped)]
 
 
 def describe_operator(typed_name: str) -> tuple[str, bool]:

@@ -36,6 +36,26 @@ def check_exists(file: str) -> None:
         raise UsageError(f"the file {file!r} does not exist")
 
 
+def check_output_file(path: Path | None) -> None:
+    """Raise an error, before any work is done, if the output file cannot be written."""
+    if path is not None and path.is_dir():
+        raise UsageError(f"{str(path)!r} cannot be written: it is a folder; name a file in it")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise UsageError(f"{path.name!r} cannot be written: the folder {str(path.absolute().parent)!r} does not exist")
+
+
+def check_keeps_inputs(options: argparse.Namespace) -> None:
+    """Raise an error if an output of a command is one of the files that it reads, which it would replace."""
+    given = vars(options)
+    read = [given.get(name) for name in ("file", "spec", "other")]
+    read += [text.partition("=")[2] for text in given.get("inputs", ())]
+    sources = [path for path in map(Path, filter(None, read)) if path.is_file()]
+    for name in ("output", "save", "trace", "plan"):
+        path = Path(given.get(name) or "")
+        if path.is_file() and any(map(path.samefile, sources)):
+            raise UsageError(f"--{name} {path}: the command reads this file, and would replace it; name another file")
+
+
 def first_line(error: object) -> str:
     """Return the first non-empty line of an error's message, at most 300 characters."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -13,7 +13,7 @@ from attrs import evolve
 from pipeline.cli.compiling import run_pipeline
 from pipeline.cli.options import add_model_arguments, add_setting_flags, add_shape_flag, create_pipeline, parse_source
 from pipeline.cli.sources import names_a_model
-from pipeline.cli.usage import UsageError
+from pipeline.cli.usage import UsageError, check_output_file
 from pipeline.compose.ledger import Ledger
 from pipeline.viewing.collect import view_program
 from pipeline.viewing.differences import find_differences, format_changes
@@ -65,14 +65,14 @@ def run_report(options: argparse.Namespace) -> str:
     """Run ``pipeline report``: write a program's web page, and return the text to print."""
     program = _read_program_view(options.file)
     output = options.output or Path(f"{Path(options.file).resolve().stem}.html")
-    check_parent_folder(output)
+    check_output_file(output)
     write_page(evolve(program, title=options.title) if options.title else program, output)
     return f"written to {output}"
 
 
 def run_diff(options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
     """Run ``pipeline diff``: compare two programs, or a model with two settings; return the differences as text."""
-    check_parent_folder(options.output)
+    check_output_file(options.output)
     if options.other is not None:
         if options.left or options.right:
             raise UsageError("--left and --right compare two settings for one SPEC; leave the second path, B, out")
@@ -112,7 +112,7 @@ def _setting_flag(text: str) -> list[str]:
 
 def run_plan(options: argparse.Namespace) -> str:
     """Run ``pipeline plan``: return, as text, the engines that would be built for a model, and the fallbacks."""
-    check_parent_folder(options.output)
+    check_output_file(options.output)
     ledger = Ledger()
     partitioned = run_pipeline(create_pipeline(options).until("partition").observed_by(ledger), parse_source(options))
     stages = tuple(StageView(e.stage, e.seconds, e.growth, e.peak) for e in ledger.entries)
@@ -126,9 +126,3 @@ def _read_program_view(file_or_folder: str) -> ProgramView:
     if not os.path.exists(file_or_folder):  # noqa: PTH110 - as it was typed
         raise UsageError(f"the file or folder {file_or_folder!r} does not exist")
     return open_view(file_or_folder)
-
-
-def check_parent_folder(path: Path | None) -> None:
-    """Raise an error, before any work is done, if the output file cannot be written."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise UsageError(f"{path.name!r} cannot be written: the folder {str(path.absolute().parent)!r} does not exist")

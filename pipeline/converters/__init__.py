@@ -22,7 +22,7 @@ from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry
 
 _MECHANISM: Final = """
-    binding converter_utils declare decompositions index_signs lookup registry support types unsupported
+    binding converter_utils declare decompositions lookup registry support types unsupported
     user_registrations
 """
 """The names of the modules in this package that declare no converters."""

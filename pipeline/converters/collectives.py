@@ -44,11 +44,6 @@ def check_collective(node: Node, settings: CompilationSettings) -> bool | Reject
         )
     if not follows_previous_collective(node):
         return Rejection("it does not depend on the previous collective, so ranks may run the two in different orders")
-    return _check_limits_of_layer(node)
-
-
-def _check_limits_of_layer(node: Node) -> bool | Rejection:
-    """Return a `Rejection` if TensorRT's layer lacks the dtype, reduction or rank, or no wait_tensor alone reads it."""
     given, *others = bind(node.target, node.args, node.kwargs)
     value, reduction = given.meta["val"], "sum" if node.target is ALL_GATHER else str(others[0]).lower()
     if value.dtype not in DTYPES:

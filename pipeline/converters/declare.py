@@ -44,6 +44,7 @@ def dynamo_tensorrt_converter(
     if isinstance(key, FunctionType) and [*inspect.signature(key).parameters][1:] == [*TAKES[1:]]:
         raise TypeError(f"the target is missing: decorate {key.__name__} with @dynamo_tensorrt_converter(target)")
     target = target_of(key)
+    check_functional(target)
 
     def declare(function: F) -> F:
         _check_converter(function)
@@ -83,7 +84,13 @@ def target_of(key: object) -> Target:
     if isinstance(key, OpOverload):
         return key
     if isinstance(key, OpOverloadPacket):
-        return _only_functional_overload(key)
+        overloads = key.overloads()
+        chosen = [name for name in overloads if name != "out"] if len(overloads) == 2 else overloads
+        if len(chosen) != 1:
+            choices = ", ".join(f"torch.ops.{key}.{name}" for name in overloads)
+            raise TypeError(f"torch.ops.{key} has {len(overloads)} overloads: pass one of them, {choices}")
+        only: OpOverload[..., Any] = getattr(key, chosen[0])
+        return only
     if not callable(key):
         raise TypeError(f"the target is {key!r}: expected an operator such as torch.ops.aten.add.Tensor, or a function")
     if isinstance(key, type) and issubclass(key, torch.nn.Module):
@@ -91,6 +98,21 @@ def target_of(key: object) -> Target:
     if name := name_of_traced_function(key):
         raise TypeError(f"a graph has no {name}, only its operators: {_operator_advice(name.rpartition('.')[2])}")
     return key
+
+
+def check_functional(key: object) -> None:
+    """Raise a `TypeError` for an in-place operator, for one with an argument ``out``, and for a packet of these alone:
+    capture replaces their calls by functional operators."""
+    overloads = [getattr(key, name) for name in key.overloads()] if isinstance(key, OpOverloadPacket) else [key]
+    if all(isinstance(op, OpOverload) and _writes_result(op._schema) for op in overloads):
+        space, name = overloads[0]._schema.name.split("::")
+        advice = _operator_advice(name.removesuffix("_")) if space == "aten" else "declare one that returns its result"
+        raise TypeError(f"a graph has no {key}, which writes to its arguments, only functional operators: {advice}")
+
+
+def _writes_result(schema: torch.FunctionSchema) -> bool:
+    """Return whether an operator writes its result to an argument: ``add_``, or ``add`` with ``out=``."""
+    return schema.is_mutable and (schema.name.endswith("_") or any(each.is_out for each in schema.arguments))
 
 
 def operator_by_name(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., Any]:
@@ -127,17 +149,6 @@ def targets_of_key(key: object) -> tuple[Target, ...]:
     return (target_of(key),)
 
 
-def _only_functional_overload(packet: OpOverloadPacket[..., Any]) -> OpOverload[..., Any]:
-    """Return the only overload of a packet, or of two overloads the one that is not ``out``; else raise a TypeError."""
-    overloads = packet.overloads()
-    chosen = [name for name in overloads if name != "out"] if len(overloads) == 2 else overloads
-    if len(chosen) != 1:
-        choices = ", ".join(f"torch.ops.{packet}.{name}" for name in overloads)
-        raise TypeError(f"torch.ops.{packet} has {len(overloads)} overloads: pass one of them, {choices}")
-    only: OpOverload[..., Any] = getattr(packet, chosen[0])
-    return only
-
-
 def attach(function: F, attribute: str, records: tuple[Any, ...]) -> F:
     """Append ``records`` (declarations) to the tuple in an attribute of a function, and return the function."""
     try:
@@ -160,16 +171,9 @@ def collect(modules: Iterable[ModuleType], attribute: str) -> Iterator[Callable[
     if wrong := [module for module in modules if not isinstance(module, ModuleType)]:
         raise TypeError(f"of() takes modules, not {wrong[0]!r}: call register() to add functions")
     for module in sorted({*modules}, key=lambda module: module.__name__):
-        for value in _objects_in_module(module):
-            by_factory = "<locals>" in getattr(value, "__qualname__", "<locals>")
-            if records_of(value, attribute) is not None and (by_factory or value.__module__ == module.__name__):
-                yield value
-
-
-def _objects_in_module(module: ModuleType) -> Iterator[Any]:
-    """Yield the values of a module's globals, and in place of lists, tuples and dicts their elements."""
-    for name, value in list(vars(module).items()):
-        if isinstance(value, dict) and not name.startswith("__"):
-            value = [*value.values()]
-        if not name.startswith("__"):
-            yield from value if isinstance(value, list | tuple) else [value]
+        for held in [value for name, value in vars(module).items() if not name.startswith("__")]:
+            values = held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else [held]
+            for value in values:
+                by_factory = "<locals>" in getattr(value, "__qualname__", "<locals>")
+                if records_of(value, attribute) is not None and (by_factory or value.__module__ == module.__name__):
+                    yield value

@@ -51,43 +51,25 @@ def _convolve_by_aten(
     return result
 
 
-def _decompose_depthwise_convolution(self: Tensor, **arguments: Any) -> Tensor:
-    return _convolve_by_aten(self, **arguments, groups=self.shape[1])
-
-
-def _convolve_add_relu(z: Tensor, alpha: float | None, **convolution_arguments: Any) -> Tensor:
-    """Return ``relu(convolution + alpha * z)``, which cuDNN computes in one kernel."""
-    return torch.relu(_convolve_by_aten(**convolution_arguments) + z * (1 if alpha is None else alpha))
-
-
 CONVOLUTIONS: Final[dict[str, Callable[..., Any]]] = {
     "_convolution": lambda input, **given: _convolve_by_aten(input, **given),
     "cudnn_convolution": _convolve_by_aten,
     "mkldnn_convolution": _convolve_by_aten,
     "cudnn_convolution_relu": lambda **given: torch.relu(_convolve_by_aten(**given)),
-    "cudnn_convolution_add_relu": _convolve_add_relu,
+    "cudnn_convolution_add_relu": lambda z, alpha, **given: torch.relu(
+        _convolve_by_aten(**given) + z * (1 if alpha is None else alpha)
+    ),
     "cudnn_convolution_transpose": partial(_convolve_by_aten, transposed=True),
-    "_conv_depthwise2d": _decompose_depthwise_convolution,
-    "conv_depthwise3d": _decompose_depthwise_convolution,
+    **dict.fromkeys(
+        ("_conv_depthwise2d", "conv_depthwise3d"),
+        lambda self, **given: _convolve_by_aten(self, **given, groups=self.shape[1]),
+    ),
     "slow_conv_dilated2d": _convolve_by_aten,
     "slow_conv_dilated3d": _convolve_by_aten,
     "slow_conv_transpose2d": partial(_convolve_by_aten, transposed=True),
     "slow_conv_transpose3d": partial(_convolve_by_aten, transposed=True),
     "_slow_conv2d_forward": _convolve_by_aten,
 }
-
-
-def _batch_norm_with_fixed_statistics(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-) -> Any:
-    training = running_mean is None or running_var is None
-    return *native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps), None
 
 
 CELLS: Final = (aten.rnn_relu.input, aten.rnn_tanh.input, aten.lstm.input, aten.gru.input)
@@ -161,7 +143,7 @@ def _gru_step(input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Opt, 
 OTHERS: Final[dict[str, Callable[..., Any]]] = {
     "lstm_cell": _lstm_step,
     "gru_cell": _gru_step,
-    "_batch_norm_no_update": _batch_norm_with_fixed_statistics,
+    "_batch_norm_no_update": lambda input, **given: (*native_batch_norm(input, **given, training=False), None),
     "_cudnn_rnn": _cudnn_recurrent_layer,
     "_thnn_fused_lstm_cell": _decompose_lstm_cell,
     "_thnn_fused_gru_cell": _decompose_gru_cell,
@@ -230,12 +212,6 @@ def _decompose_flash(query: Tensor, key: Tensor, value: Tensor, is_causal: bool,
     return result, sums, *(None,) * 2, query.shape[2], key.shape[2], *(None,) * 3
 
 
-def _decompose_cpu_flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Opt, is_causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    return _attention_and_logsumexp(query, key, value, attn_mask, is_causal, scale)
-
-
 def _like_efficient_kernel(
     query: Tensor,
     key: Tensor,
@@ -251,11 +227,6 @@ def _like_efficient_kernel(
         return result, sums[..., :0]
     length = query.shape[-2]
     return result, torch.nn.functional.pad(sums, (0, -length % 32), value=math.inf)
-
-
-def _decompose_efficient_attention(attn_bias: Opt, is_causal: bool, **arguments: Any) -> tuple[Tensor | None, ...]:
-    """Decompose ``aten._scaled_dot_product_efficient_attention``; there is no random seed or offset, hence None."""
-    return *_like_efficient_kernel(bias=attn_bias, causal=is_causal, **arguments), None, None
 
 
 def _decompose_overrideable_attention(
@@ -328,8 +299,13 @@ IGNORED: Final = {"max_q", "max_k", "max_seqlen_q", "max_seqlen_k", "return_debu
 
 ATTENTIONS: Final[dict[str, Callable[..., Any]]] = {
     "_scaled_dot_product_flash_attention": _decompose_flash,
-    "_scaled_dot_product_flash_attention_for_cpu": _decompose_cpu_flash_attention,
-    "_scaled_dot_product_efficient_attention": _decompose_efficient_attention,
+    "_scaled_dot_product_flash_attention_for_cpu": lambda attn_mask, is_causal, **given: _attention_and_logsumexp(
+        bias=attn_mask, causal=is_causal, **given
+    ),
+    "_scaled_dot_product_efficient_attention": lambda attn_bias, is_causal, **given: (
+        *_like_efficient_kernel(bias=attn_bias, causal=is_causal, **given),
+        *(None, None),  # there is no random seed or offset
+    ),
     "_scaled_dot_product_cudnn_attention": _decompose_cudnn_attention,
     "_scaled_dot_product_fused_attention_overrideable": _decompose_overrideable_attention,
     "_flash_attention_forward": _decompose_flash_forward,

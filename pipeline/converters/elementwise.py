@@ -11,7 +11,7 @@ from pipeline.aten.arguments import bind
 from pipeline.aten.types import aten
 from pipeline.converters.binding import call_block, cast_to_result, converts, fake_result, rows_by_operator
 from pipeline.converters.declare import Rejection
-from pipeline.impl import base, elementwise, elementwise_arithmetic, elementwise_bits, unary
+from pipeline.impl import base, elementwise, elementwise_arithmetic, unary
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
@@ -44,7 +44,7 @@ TABLE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
 }
 
 SHIFTS: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
-    (elementwise_bits.shift, left): (
+    (elementwise_arithmetic.shift, left): (
         *(packet.Tensor, packet.Tensor_Scalar, packet.Scalar_Tensor),
         *(python.Tensor, python.Scalar),
     )
@@ -99,7 +99,7 @@ def masked_fill(net: Net, input: Value, mask: Value, value: Value) -> ITensor:
 
 
 BITWISE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
-    (elementwise_bits.bitwise, name): (packet.Tensor, packet.Scalar, packet.Scalar_Tensor)
+    (elementwise_arithmetic.bitwise, name): (packet.Tensor, packet.Scalar, packet.Scalar_Tensor)
     for name, packet in (("AND", aten.bitwise_and), ("OR", aten.bitwise_or), ("XOR", aten.bitwise_xor))
 }
 
@@ -107,7 +107,7 @@ BITWISE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
 def check_bitwise(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
     """The rank must be at most 7, since integers are split along a new dim; 8 for bools and ``x & 2**k - 1``."""
     value = node.meta["val"]
-    if value.dtype == torch.bool or value.dim() < 8 or elementwise_bits.is_low_mask(node.args[1]):
+    if value.dtype == torch.bool or value.dim() < 8 or elementwise_arithmetic.is_low_mask(node.args[1]):
         return True
     return Rejection(f"rank {value.dim()}: bit operations need one more dim, and TensorRT supports at most 8 dims")
 

@@ -1,21 +1,24 @@
-"""Convert reads and writes by index tensors, operators on masks (triangle, one-hot, masked scatter), and embeddings."""
+"""Convert reads and writes by index tensors, operators on masks (triangle, one-hot, masked scatter), and embeddings.
+
+Indices that the graph proves to be non-negative need no layers that wrap negative indices."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from pipeline.aten.arguments import argument
+from pipeline.aten.traits import PART, Kind, op_kind
 from pipeline.aten.types import aten
 from pipeline.converters.binding import converts
 from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-from pipeline.converters.index_signs import non_negative_positions
 from pipeline.converters.scatter import check_comparison_size
-from pipeline.impl import base, index_masks
+from pipeline.impl import base
 from pipeline.impl import embedding as _embedding
 from pipeline.impl import index as _index
 from pipeline.impl import index_put as _index_put
@@ -96,7 +99,7 @@ def index(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
     x = base.tensor(net, input)
     if _indexes_by_mask(net.node):
         [(dim, _)] = _index_tensors(net.node)
-        return index_masks.select_by_mask(net, x, indices[dim], dim, result_sizes(net)[dim])
+        return _index_put.select_by_mask(net, x, indices[dim], dim, result_sizes(net)[dim])
     return _index.index(net, x, indices, non_negative_positions(argument(net.node, "indices")))
 
 
@@ -149,7 +152,7 @@ def index_put(net: Net, input: Value, indices: Sequence[Value | None], values: V
 @converts({aten.tril.default: True, aten.triu.default: False})
 def triangle(net: Net, lower: bool, input: Value, diagonal: int) -> ITensor:
     """tril(Tensor self, SymInt diagonal=0) -> Tensor; triu if ``lower`` is False"""
-    return index_masks.triangle(net, base.tensor(net, input), diagonal, lower)
+    return _index_put.triangle(net, base.tensor(net, input), diagonal, lower)
 
 
 def _check_class_count(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -163,7 +166,7 @@ def _check_class_count(node: torch.fx.Node, settings: CompilationSettings) -> bo
 @converts(aten.one_hot.default, validator=_check_class_count)
 def one_hot(net: Net, input: Value, num_classes: int) -> ITensor:
     """one_hot(Tensor self, int num_classes=-1) -> Tensor"""
-    return index_masks.one_hot(net, input, num_classes)
+    return _index_put.one_hot(net, input, num_classes)
 
 
 def check_cumulative_layer(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -175,4 +178,62 @@ def check_cumulative_layer(node: torch.fx.Node, settings: CompilationSettings) -
 def masked_scatter(net: Net, input: Value, mask: Value, source: Value) -> ITensor:
     """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
     whole = base.expand(net, base.tensor(net, input), result_sizes(net))
-    return index_masks.masked_scatter(net, whole, mask, source)
+    return _index_put.masked_scatter(net, whole, mask, source)
+
+
+DEEP = 12
+"""The maximum number of consecutive operators that are examined for one index."""
+
+
+def non_negative_positions(indices: Sequence[Any]) -> frozenset[int]:
+    """Return the positions of the provably non-negative tensors in a list of index tensors."""
+    return frozenset(i for i, each in enumerate(indices) if each is not None and is_non_negative(each))
+
+
+def is_non_negative(value: Any, max_depth: int = DEEP) -> bool:
+    """Return whether a number or a node's result is provably non-negative."""
+    if isinstance(value, (bool, int, torch.SymInt)):
+        return statically_known_true(value >= 0)
+    if not isinstance(value, torch.fx.Node) or max_depth == 0:
+        return False
+    known = value.meta.get("val")
+    if isinstance(known, torch.SymInt):
+        return statically_known_true(known >= 0)
+    if isinstance(known, torch.Tensor) and known.dtype in (torch.bool, torch.uint8):
+        return True
+    source = value.args[0] if value.target is operator.getitem else value
+    kind = op_kind(source.target) if isinstance(source, torch.fx.Node) else None
+    if kind in PART:
+        return is_non_negative(value.args[0], max_depth - 1)
+    if kind is Kind.CASTS:  # to an integer dtype that does not overflow for them
+        return known.dtype in INTEGERS and is_non_negative(value.args[0], max_depth - 1)
+    rule = RULES.get(value.target)
+    return kind is Kind.PLACES or (rule is not None and rule(value, max_depth - 1))
+
+
+def _is_non_negative_arange(node: torch.fx.Node, depth: int) -> bool:
+    return is_non_negative(argument(node, "start", 0), depth) and is_non_negative(argument(node, "step", 1), depth)
+
+
+def _are_operands_non_negative(node: torch.fx.Node, max_depth: int) -> bool:
+    """Return whether both operands of a node are provably non-negative, and no ``alpha`` changes a sign."""
+    return not node.kwargs and all(is_non_negative(value, max_depth) for value in node.args[:2])
+
+
+def _is_clamped_to_non_negative(node: torch.fx.Node, max_depth: int) -> bool:
+    low = argument(node, "min")
+    return low is not None and is_non_negative(low, max_depth)
+
+
+RULES: Mapping[Any, Callable[[torch.fx.Node, int], bool]] = {
+    aten.arange.default: _is_non_negative_arange,
+    aten.arange.start: _is_non_negative_arange,
+    aten.arange.start_step: _is_non_negative_arange,
+    aten.add.Tensor: _are_operands_non_negative,
+    aten.mul.Tensor: _are_operands_non_negative,
+    aten.maximum.default: lambda node, depth: any(is_non_negative(a, depth) for a in node.args[:2]),
+    aten.minimum.default: _are_operands_non_negative,
+    aten.clamp.default: _is_clamped_to_non_negative,
+    aten.clamp_min.default: _is_clamped_to_non_negative,
+    aten.full.default: lambda node, depth: is_non_negative(node.args[1], depth),
+}

@@ -216,8 +216,8 @@ def _call_validator(support: ConverterSupport, node: Node, settings: Compilation
         return Rejection(f"the converter's validator {name} failed: {type(error).__name__}: {error}")
     if isinstance(verdict, Rejection):
         return verdict
-    if verdict is None or isinstance(verdict, str):
-        raise TypeError(
+    if isinstance(verdict, str | None) or not any(hasattr(type(verdict), name) for name in ("__bool__", "__len__")):
+        raise TypeError(  # also for what is true in any case: a function, a class, a coroutine
             f"the validator {name} of {support.name} returned {verdict!r} for {node.name}: expected True, or a reason "
             "as pipeline.Rejection(reason, hint)"
         )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import aten
-from pipeline.converters.binding import call_block, cast_to_result, converts, fake_result
+from pipeline.converters.binding import cast_to_result, converts, fake_result
 from pipeline.converters.declare import Rejection
-from pipeline.impl import base, reduce, reduce_scan
+from pipeline.impl import base, reduce
 from pipeline.impl.base import ITensor, Value
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
@@ -87,15 +86,7 @@ def linalg_vector_norm(net: Net, input: Value, ord: float, dim: Sequence[int] | 
     return cast_to_result(net, reduce.vector_norm(net, input, ord, dim, keepdim))
 
 
-@converts(
-    {aten.logsumexp.default: (reduce.log_sum_exp,), aten.logcumsumexp.default: (reduce_scan.cumulative_log_sum_exp,)}
-)
-def logsumexp(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
-    """logsumexp(Tensor self, int[1] dim, …) -> Tensor; also logcumsumexp (``block_and_arguments``: see `call_block`)"""
-    return call_block(net, block_and_arguments, operands)
-
-
-@converts({aten.cumsum.default: reduce_scan.cumulative_sum, aten.cumprod.default: reduce_scan.cumulative_product})
+@converts({aten.cumsum.default: reduce.cumulative_sum, aten.cumprod.default: reduce.cumulative_product})
 def cumsum_or_cumprod(net: Net, cumulative_block: Callable[..., ITensor], input: Value, dim: int) -> ITensor:
     """cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor; also cumprod (by ``cumulative_block``)"""
     return cast_to_result(net, cumulative_block(net, input, dim, fake_result(net).dtype))
@@ -104,7 +95,7 @@ def cumsum_or_cumprod(net: Net, cumulative_block: Callable[..., ITensor], input:
 @converts({aten.cummax.default: True, aten.cummin.default: False})
 def cummax_or_cummin(net: Net, largest: bool, input: Value, dim: int) -> tuple[ITensor, ITensor]:
     """cummax(Tensor self, int dim) -> (Tensor values, Tensor indices); cummin if ``largest`` is False"""
-    return reduce_scan.cumulative_extremum(net, largest, input, dim)
+    return reduce.cumulative_extremum(net, largest, input, dim)
 
 
 def check_range(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:

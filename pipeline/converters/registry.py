@@ -12,11 +12,9 @@ from torch._ops import OpOverloadPacket
 
 from pipeline.aten.support import (
     CallingConvention,
-    Choice,
     ConverterPriority,
     ConverterSupport,
     Declaration,
-    Entry,
     Implementation,
     Rejection,
     Target,
@@ -39,16 +37,11 @@ from pipeline.settings import CompilationSettings
 __all__ = [
     "BoundRegistry",
     "CallingConvention",
-    "Choice",
     "ConverterPriority",
     "ConverterRegistry",
     "ConverterSupport",
-    "Declaration",
-    "Entry",
-    "Implementation",
     "Refusal",
     "Rejection",
-    "Target",
     "Validator",
     "dynamo_tensorrt_converter",
 ]
@@ -66,14 +59,12 @@ def _sort_by_priority(declarations: Iterable[Declaration]) -> Candidates:
         if not isinstance(declaration, Declaration):
             raise TypeError(f"ConverterRegistry takes declarations of converters, not {declaration!r}; {_HOW}")
         by_target.setdefault(declaration.key, []).append(declaration)
-    return FrozenDict({target: _in_lookup_order(found) for target, found in by_target.items()})
-
-
-def _in_lookup_order(oldest_first: list[Declaration]) -> tuple[Declaration, ...]:
-    """Order declarations for lookup: HIGH priority, the newest first, then STANDARD, the oldest first."""
-    high = [declaration for declaration in reversed(oldest_first) if declaration.priority is ConverterPriority.HIGH]
-    standard = [declaration for declaration in oldest_first if declaration.priority is ConverterPriority.STANDARD]
-    return tuple(unique(high + standard))
+    candidates: dict[Target, tuple[Declaration, ...]] = {}
+    for target, found in by_target.items():
+        high = [declaration for declaration in reversed(found) if declaration.priority is ConverterPriority.HIGH]
+        standard = [declaration for declaration in found if declaration.priority is ConverterPriority.STANDARD]
+        candidates[target] = tuple(unique(high + standard))
+    return FrozenDict(candidates)
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -116,7 +107,11 @@ class ConverterRegistry(Lookup):
 
     def declarations(self) -> tuple[Declaration, ...]:
         """Return all declarations, the oldest first, so that `ConverterRegistry(r.declarations()) == r`."""
-        return tuple(concat(map(_in_registration_order, self.candidates.values())))
+        oldest_first: list[Declaration] = []
+        for candidates in self.candidates.values():
+            high = [declaration for declaration in candidates if declaration.priority is ConverterPriority.HIGH]
+            oldest_first += [*reversed(high), *candidates[len(high) :]]
+        return tuple(oldest_first)
 
     def register(self, *converters: Callable[..., Any] | Iterable[Callable[..., Any]]) -> ConverterRegistry:
         """Return a new registry with these declared functions, or iterables of them, as the newest converters."""
@@ -148,11 +143,6 @@ class ConverterRegistry(Lookup):
 
     def __repr__(self) -> str:
         return f"<ConverterRegistry: {len(self.declarations())} converters for {len(self)} targets>"
-
-
-def _in_registration_order(candidates: tuple[Declaration, ...]) -> tuple[Declaration, ...]:
-    high = [declaration for declaration in candidates if declaration.priority is ConverterPriority.HIGH]
-    return (*reversed(high), *candidates[len(high) :])
 
 
 def _flatten_functions(converters: Iterable[Any]) -> Iterable[Callable[..., Any]]:

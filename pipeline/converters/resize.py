@@ -163,10 +163,12 @@ def grid_sampler_3d(
 ) -> Tensor:
     sizes = list(input.shape[:1:-1])  # width, height, depth: the order of the grid's coordinates
     points = grid.to(torch.float32) if input.dtype in (torch.float16, torch.bfloat16) else grid
-    places = [
-        _apply_padding(_element_positions(x, size, align_corners), size, padding_mode, align_corners)
-        for x, size in zip(points.unbind(-1), sizes, strict=True)
-    ]
+    places = []
+    for x, size in zip(points.unbind(-1), sizes, strict=True):  # positions of elements, from coordinates of -1 … 1
+        position = (x + 1) * (size - 1) / 2 if align_corners else ((x + 1) * size - 1) / 2
+        if padding_mode == REFLECTION:
+            position = _reflect(position, 0.0, size - 1) if align_corners else _reflect(position, -0.5, size)
+        places.append(position.clamp(0, size - 1) if padding_mode in (BORDER, REFLECTION) else position)
     if interpolation_mode == NEAREST:
         return _elements_at(input, [p.round() for p in places], sizes)
     corners = torch.arange(8, device=input.device).reshape(8, 1, 1, 1)
@@ -174,18 +176,6 @@ def grid_sampler_3d(
     at = [p.floor() + (corners >> axis & 1) for axis, p in enumerate(raised)]
     weight = reduce(torch.mul, (1 - (p - a).abs() for p, a in zip(raised, at, strict=True)))
     return (_elements_at(input, at, sizes) * weight.unsqueeze(1)).sum(2).to(input.dtype)
-
-
-def _element_positions(x: Tensor, size: int, align_corners: bool) -> Tensor:
-    """Convert grid coordinates from -1 … 1 to positions of elements along a dim."""
-    return (x + 1) * (size - 1) / 2 if align_corners else ((x + 1) * size - 1) / 2
-
-
-def _apply_padding(position: Tensor, size: int, padding_mode: int, align_corners: bool) -> Tensor:
-    """Move positions outside of the input to the position to read instead, by padding mode; zero padding moves none."""
-    if padding_mode == REFLECTION:
-        position = _reflect(position, 0.0, size - 1) if align_corners else _reflect(position, -0.5, size)
-    return position.clamp(0, size - 1) if padding_mode in (BORDER, REFLECTION) else position
 
 
 def _reflect(position: Tensor, low: float, span: int) -> Tensor:

@@ -16,6 +16,7 @@ from pipeline.converters.declare import Rejection
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import sort as _sort
 from pipeline.impl.base import ITensor, Value
+from pipeline.impl.reduce import LONGEST
 from pipeline.network.net import Net
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import upper_bound
@@ -63,9 +64,6 @@ def argmax_or_argmin(net: Net, largest: bool, input: Value, dim: int | None, kee
 
 COMPARED: Final = 64
 """The maximum length of a sorted sequence for which all elements are compared; longer static ones are bisected."""
-
-LONGEST: Final = (1 << 31) - 1
-"""The maximum length that is assumed for a dim without an upper bound: a TensorRT tensor has no more elements."""
 
 
 @register_torch_trt_decomposition(aten.searchsorted.Tensor)

@@ -8,7 +8,6 @@ import attrs
 import torch
 from torch._ops import OpOverload
 
-from pipeline.aten.support import Declaration, Target
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.lookup import Lookup, validator_summary
 from pipeline.converters.registry import ConverterRegistry
@@ -52,19 +51,17 @@ class SupportRow:
 
 def support_table(registry: Lookup) -> tuple[SupportRow, ...]:
     """Return the rows of the support table, one for each target in the registry, sorted by name."""
-    rows = (_make_support_row(target, declarations) for target, declarations in registry.candidates.items())
+    rows = []
+    for target, declarations in registry.candidates.items():
+        supports = [declaration.support for declaration in declarations]
+        limits = dict.fromkeys(validator_summary(s.capability_validator) for s in supports if s.capability_validator)
+        row = SupportRow(
+            target=qualified_name(target),
+            converters=tuple(support.name for support in supports),
+            dynamic=any(support.supports_dynamic_shapes for support in supports),
+            allocator=any(support.requires_output_allocator for support in supports),
+            limits=tuple(filter(None, limits)),
+            schema=str(target._schema) if isinstance(target, OpOverload) else "",
+        )
+        rows.append(row)
     return tuple(sorted(rows, key=lambda row: row.target))
-
-
-def _make_support_row(target: Target, declarations: tuple[Declaration, ...]) -> SupportRow:
-    """Return an operator's row in the table of supported operators: its converters and their limits."""
-    supports = [declaration.support for declaration in declarations]
-    limits = dict.fromkeys(validator_summary(s.capability_validator) for s in supports if s.capability_validator)
-    return SupportRow(
-        target=qualified_name(target),
-        converters=tuple(support.name for support in supports),
-        dynamic=any(support.supports_dynamic_shapes for support in supports),
-        allocator=any(support.requires_output_allocator for support in supports),
-        limits=tuple(filter(None, limits)),
-        schema=str(target._schema) if isinstance(target, OpOverload) else "",
-    )

@@ -1,4 +1,4 @@
-"""Convert functions of one tensor, including activation functions, softmax and log-softmax."""
+"""Convert functions of one tensor, including activation functions, log-sum-exp, softmax and log-softmax."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 
 from pipeline.aten.types import aten
 from pipeline.converters.binding import call_block, cast_to_result, converts
-from pipeline.impl import activation, base, elementwise, elementwise_arithmetic, elementwise_bits, unary
+from pipeline.impl import activation, base, elementwise, elementwise_arithmetic, unary
 from pipeline.impl import softmax as impl
 from pipeline.impl.base import ITensor, Value
+from pipeline.impl.reduce import cumulative_log_sum_exp, log_sum_exp
 from pipeline.network.net import Net
 
 REAL = "exp log sqrt sin cos tan sinh cosh asin acos atan asinh acosh atanh"
@@ -38,7 +39,9 @@ TABLE: Mapping[Any, tuple[Any, ...]] = {
     aten.expm1.default: (unary.expm1,),
     aten.exp2.default: (elementwise_arithmetic.power, 2.0),
     aten.logical_not.default: (elementwise.logical_not,),
-    aten.bitwise_not.default: (elementwise_bits.bitwise_not,),
+    aten.bitwise_not.default: (elementwise_arithmetic.bitwise_not,),
+    aten.logsumexp.default: (log_sum_exp,),
+    aten.logcumsumexp.default: (cumulative_log_sum_exp,),
 }
 
 

@@ -58,7 +58,7 @@ _NAMES: Final = {
 }
 
 
-def _find_operator(name: str) -> Any:
+def aten_operator(name: str) -> Any:
     """Return the ATen operator of a name such as ``sum.dim_IntList`` or ``relu`` (the overload ``default``)."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(aten, packet), overload or "default")
@@ -66,7 +66,7 @@ def _find_operator(name: str) -> Any:
 
 REASONS: Final[dict[Any, str]] = {
     CACHE_WRITE: "its position is known only at run time: PyTorch writes only these rows, TensorRT would copy all",
-    **{_find_operator(name): why for why, names in _NAMES.items() for name in names.split()},
+    **{aten_operator(name): why for why, names in _NAMES.items() for name in names.split()},
 }
 """The reason why an operator always runs in PyTorch, by operator."""
 

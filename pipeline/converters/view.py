@@ -1,20 +1,28 @@
-"""Convert views: reshapes, permutations and expansions. The shape is read from the fake tensor of the result."""
+"""Convert views (reshapes, permutations and expansions), casts, and operators that do nothing in an engine.
+
+The shape of a view is read from the fake tensor of the result. An engine has no memory formats, storage or autograd, so
+that ``clone`` or ``detach`` returns its input.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
-from pipeline.converters.binding import converts
+from pipeline.aten.own_ops import OPEN_MASK
+from pipeline.aten.types import aten
+from pipeline.converters.binding import cast_to_result, converts, fake_result
 from pipeline.converters.decompositions import register_torch_trt_decomposition
-from pipeline.impl import base
+from pipeline.impl import base, elementwise_arithmetic, reduce
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.shape import result_sizes
 from pipeline.network.net import Net
 
-aten, prims = torch.ops.aten, torch.ops.prims
+prims = torch.ops.prims
 
 
 @converts(
@@ -81,24 +89,49 @@ def squeeze(net: Net, input: Value, dim: Sequence[int] | int | None = None) -> I
     return base.squeeze(net, x, sorted({base.axis(d, base.rank(x)) for d in dims if known[d] == 1}))
 
 
-COPIES = {
-    aten.diagonal_copy.default: aten.diagonal.default,
-    aten.expand_copy.default: aten.expand.default,
-    aten.permute_copy.default: aten.permute.default,
-    aten.select_copy.int: aten.select.int,
-    aten.slice_copy.Tensor: aten.slice.Tensor,
-    aten.split_with_sizes_copy.default: aten.split_with_sizes.default,
-    aten.squeeze_copy.default: aten.squeeze.default,
-    aten.squeeze_copy.dim: aten.squeeze.dim,
-    aten.squeeze_copy.dims: aten.squeeze.dims,
-    aten.t_copy.default: aten.t.default,
-    aten.transpose_copy.int: aten.transpose.int,
-    aten.unbind_copy.int: aten.unbind.int,
-    aten.unfold_copy.default: aten.unfold.default,
-    aten.unsqueeze_copy.default: aten.unsqueeze.default,
-    aten.view_copy.default: aten.view.default,
-}
-"""For each operator that copies a view, the view operator; an engine writes nothing in place, so both are equal."""
+COPIES = {aten.select_copy.int: aten.select.int, aten.slice_copy.Tensor: aten.slice.Tensor}
+"""For each operator that copies a view, and that torch does not decompose, the view operator: an engine writes nothing
+in place, so both are equal."""
 
 
 DECOMPOSITIONS = [register_torch_trt_decomposition(copy)(partial(view)) for copy, view in COPIES.items()]
+
+
+@converts(aten._to_copy.default, prims.convert_element_type.default)
+def to_copy(net: Net, *operands: Value) -> ITensor:
+    """_to_copy(Tensor self, *, ScalarType? dtype=None, …, MemoryFormat? memory_format=None) -> Tensor;
+    prims::convert_element_type(Tensor a, ScalarType dtype) -> Tensor. A cast of uint8 to uint8 changes nothing."""
+    value, byte = base.tensor(net, operands[0]), torch.uint8
+    is_byte = fake_result(net).dtype == byte and net.node.all_input_nodes[-1].meta["val"].dtype == byte
+    return value if is_byte else cast_to_result(net, value)
+
+
+@converts(
+    *(aten.alias.default, aten.alias_copy.default, aten.clone.default, aten.detach.default, aten.detach_copy.default),
+    *(aten.lift.default, aten.lift_fresh.default, aten.lift_fresh_copy.default, OPEN_MASK),
+)
+def identity(net: Net, *operands: Value) -> Value:
+    """clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor; pipeline::open_mask(Tensor mask) -> Tensor"""
+    return operands[0]
+
+
+@register_torch_trt_decomposition(aten.copy.default)
+def copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> Any:
+    """Decompose ``copy``: return ``src``, cast and broadcast to ``self``, of which only dtype and shape are read."""
+    value = src if src.dtype == self.dtype else src.to(self.dtype)
+    return value if statically_known_true(sym_eq(value.shape, self.shape)) else value.expand(self.shape)
+
+
+@converts(prims.div.default)
+def div(net: Net, input: Value, other: Value) -> ITensor:
+    """prims::div(Tensor self, Tensor other) -> Tensor. Integers are divided toward zero."""
+    rounding = None if fake_result(net).dtype.is_floating_point else "trunc"
+    return cast_to_result(net, elementwise_arithmetic.divide(net, input, other, rounding))
+
+
+@converts(prims.sum.default)
+def sum(net: Net, inp: Value, dims: Sequence[int] | None) -> ITensor:
+    """prims::sum(Tensor inp, int[]? dims, *, ScalarType? output_dtype=None) -> Tensor"""
+    if dims == []:  # reduces no dim here, all dims in aten.sum
+        return cast_to_result(net, base.tensor(net, inp))
+    return cast_to_result(net, reduce.total(net, "SUM", inp, dims, False, fake_result(net).dtype))

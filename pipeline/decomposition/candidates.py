@@ -10,7 +10,7 @@ import torch
 from attrs import field, frozen
 from torch._decomp import decomposition_table
 
-from pipeline.aten.types import Argument, Function, Node, Target
+from pipeline.aten.types import Argument, Function, Node
 from pipeline.converters.decompositions import (
     DecompositionTable,
     Op,
@@ -41,7 +41,11 @@ class Decompositions:
         compiler uses no decomposition of torch's for it."""
         if not isinstance(target, torch._ops.OpOverload) or target in self.disabled:
             return None
-        return decomposition_table[target] if target in torch_enabled_decompositions else _operator_if_composite(target)
+        if target in torch_enabled_decompositions:
+            return decomposition_table[target]
+        name, key = target.name(), "CompositeImplicitAutograd"
+        has_kernel = torch._C._dispatch_has_kernel(name)
+        return target if has_kernel and torch._C._dispatch_has_kernel_for_dispatch_key(name, key) else None
 
     def all_decompositions(self, target: object) -> Iterator[Function]:
         """Yield all functions that decompose an operator, the registered one first, then torch's; none for an operator
@@ -50,13 +54,6 @@ class Decompositions:
             whole = target in torch_whole_decompositions and target not in self.disabled
             torchs = (decomposition_table[target] if whole else None, self.torch_decomposition(target))
             yield from filter(None, (self.registered_for(target), *torchs))
-
-
-def _operator_if_composite(target: torch._ops.OpOverload[..., Target]) -> Function | None:
-    """Return the operator itself if it is a composite, which torch's dispatcher decomposes; else None."""
-    name = target.name()
-    kernel, key = torch._C._dispatch_has_kernel, "CompositeImplicitAutograd"
-    return target if kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, key) else None
 
 
 @frozen(eq=False)
@@ -81,9 +78,7 @@ class CallSearch:
             try:
                 template = self.templates.find(function, call.target, call.args, call.kwargs, call.value)
             except Exception:
-                if function is not self.choices.registered_for(call.target):
-                    raise
-                continue  # the error of a registered one is reported where it is used
+                continue  # torch's do not trace for every call; the error of a registered one is told where it is used
             if template is not None and self._leads_to_wanted_call(template, given):
                 return function
         return None

@@ -1,38 +1,53 @@
-"""Define how each operator on complex numbers is computed on pairs of real numbers: one table, ``RULES``.
+"""Rewrite complex numbers as pairs of real numbers: the real and the imaginary part.
+
+TensorRT has no complex dtype. A rule in ``RULES`` computes an operator on pairs, in torch, and ``decompose`` replaces
+the node by the rule's trace, as it does for a decomposition. Rules are a part of ``decompose`` and not a separate
+stage, since each needs the other: decomposing reveals the parts of a composite operator (``outer`` of complex tensors
+is a multiplication), and the operators of a rule may be decomposed further.
+
+Before: ``mul(view_as_complex(x), freqs)``. After: ``complex(re, im)``, where re and im are sums of products of real
+nodes. Operators with a rule read re and im, so ``complex`` is unread and dropped, unless an operator without a rule or
+the program's output reads it: PyTorch joins such values (``complex``) and splits them (``view_as_real``). The recipe of
+a constant splits the constant.
 
 A rule receives the operator's arguments with a ``Pair`` for each complex tensor or number, and returns a ``Pair`` for
-each complex result. Rules are written in torch, and traced like decompositions. Parts of a result may need
-broadcasting, and may have another dtype than the result: `rule_with_cast_results` handles both.
-
-A real factor multiplies both parts, while eager multiplies by a complex number with imaginary part 0. The results
-differ if a part is infinite (in eager, 0 times inf is NaN).
+each complex result. Parts of a result may need broadcasting, and may have another dtype than the result:
+`rule_with_cast_results` handles both. A real factor multiplies both parts, while eager multiplies by a complex number
+with imaginary part 0. The results differ if a part is infinite (in eager, 0 times inf is NaN).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_map
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map
 
-from pipeline.aten.types import Argument, aten
-from pipeline.decomposition.complex_fourier import complex_to_complex, complex_to_real, real_to_complex
-from pipeline.decomposition.complex_functions import FUNCTIONS, Pair, Rule, angle, bilinear_rule, magnitude, multiply
+from pipeline.aten.types import Argument, Target, aten
+from pipeline.capture.fake_tensors import fake_result
+from pipeline.converters.unsupported import aten_operator
+from pipeline.decomposition.complex_functions import (
+    FUNCTIONS,
+    Pair,
+    Rule,
+    angle,
+    bilinear_rule,
+    complex_to_complex,
+    complex_to_real,
+    magnitude,
+    multiply,
+    real_to_complex,
+)
+from pipeline.decomposition.templates import Call
 from pipeline.shapes.environment import shape_of
 
 
 def leaf_values(value: object) -> Iterator[object]:
     """Yield the values inside of sequences and mappings; for a node, its fake value."""
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from leaf_values(item)
-    elif isinstance(value, Mapping):
-        yield from leaf_values(tuple(value.values()))
-    elif isinstance(value, torch.fx.Node):
-        yield from leaf_values(value.meta.get("val"))
-    else:
-        yield value
+    for leaf in tree_leaves(value):
+        yield from tree_leaves(leaf.meta.get("val")) if isinstance(leaf, torch.fx.Node) else [leaf]
 
 
 def _is_pair(value: object) -> bool:
@@ -164,8 +179,7 @@ def equal(a: object, b: object) -> torch.Tensor:
 def divide_by_magnitude(z: Pair) -> Pair:
     """Return z divided by its absolute value; 0 stays 0."""
     size = magnitude(z)
-    size = torch.where(size == 0, 1.0, size)
-    return Pair(z.real / size, z.imag / size)
+    return divide(z, torch.where(size == 0, 1.0, size))
 
 
 def to_copy(
@@ -186,11 +200,6 @@ def rule_of_fill(operator: Rule) -> Rule:
         return rule_for_each_part(operator, 1)(shape.real if _is_pair(shape) else shape, value, **kwargs)
 
     return rule
-
-
-def complex_zeros(size: Argument, *, device: torch.device | None = None, **options: object) -> Pair:
-    """Return complex zeros in place of an uninitialized tensor (``empty``)."""
-    return Pair(torch.zeros(size, device=device), torch.zeros(size, device=device))
 
 
 def rule_like_addmm(product: Rule) -> Rule:
@@ -220,11 +229,7 @@ def variance(z: Pair, *args: object, **kwargs: object) -> torch.Tensor:
 
 def rule_of_predicate(operator: Rule) -> Rule:
     """Return the rule of a predicate, such as ``isnan``, that holds if it holds for either of the two parts."""
-
-    def rule(z: Pair, *args: object, **kwargs: object) -> Argument:
-        return operator(z.real, *args, **kwargs) | operator(z.imag, *args, **kwargs)
-
-    return rule
+    return lambda z, *args, **kwargs: operator(z.real, *args, **kwargs) | operator(z.imag, *args, **kwargs)
 
 
 _MOVING_OPERATORS = (
@@ -236,11 +241,6 @@ _MOVING_OPERATORS = (
 _RESHAPING_OPERATORS = "view reshape _unsafe_view"
 """Operators computed by ``reshape``, since a part's strides may differ from those of the complex tensor."""
 _SUMMING_OPERATORS = "neg sum sum.dim_IntList mean mean.dim cumsum"
-
-
-def _aten_operator(name: str) -> Argument:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(aten, packet), overload or "default")
 
 
 RULES: Final[Mapping[object, Rule]] = {
@@ -264,7 +264,7 @@ RULES: Final[Mapping[object, Rule]] = {
     aten.reciprocal.default: inverse,
     aten.pow.Tensor_Scalar: power,
     aten.exp.default: lambda z: from_polar(torch.exp(z.real), z.imag),
-    **{_aten_operator(name): function for name, function in FUNCTIONS.items()},
+    **{aten_operator(name): function for name, function in FUNCTIONS.items()},
     **{op: bilinear_rule(op) for op in (aten.mm.default, aten.bmm.default, aten.matmul.default, aten.mv.default)},
     aten.dot.default: bilinear_rule(aten.dot.default),
     aten.addmm.default: rule_like_addmm(bilinear_rule(aten.mm.default)),
@@ -279,17 +279,85 @@ RULES: Final[Mapping[object, Rule]] = {
     **dict.fromkeys((aten.eq.Tensor, aten.eq.Scalar), equal),
     **dict.fromkeys((aten.ne.Tensor, aten.ne.Scalar), lambda a, b: equal(a, b).logical_not()),
     aten.where.self: rule_for_each_part(aten.where.self, 1, 2),
-    aten.index_put.default: rule_for_each_part(aten.index_put.default, 0, 2),
-    aten.copy.default: rule_for_each_part(aten.copy.default, 0, 1),
-    aten.constant_pad_nd.default: rule_for_each_part(aten.constant_pad_nd.default, 0, 2),
-    aten.empty.memory_format: complex_zeros,
     aten.scatter.src: rule_for_each_part(aten.scatter.src, 0, 3),
-    aten.slice_scatter.default: rule_for_each_part(aten.slice_scatter.default, 0, 1),
-    aten.select_scatter.default: rule_for_each_part(aten.select_scatter.default, 0, 1),
+    **{op: rule_for_each_part(op, 0, 2) for op in (aten.index_put.default, aten.constant_pad_nd.default)},
+    **{
+        op: rule_for_each_part(op, 0, 1)
+        for op in (aten.copy.default, aten.slice_scatter.default, aten.select_scatter.default)
+    },
+    aten.empty.memory_format: lambda size, *, device=None, **_: Pair(
+        torch.zeros(size, device=device), torch.zeros(size, device=device)
+    ),
     **{op: rule_for_each_part(op) for op in (aten.cat.default, aten.stack.default)},
     **{op: rule_of_fill(op) for op in (aten.full.default, aten.full_like.default)},
     aten._to_copy.default: to_copy,
-    **{op: rule_for_each_part(op) for op in map(_aten_operator, f"{_MOVING_OPERATORS} {_SUMMING_OPERATORS}".split())},
-    **{op: rule_for_each_part(aten.reshape.default) for op in map(_aten_operator, _RESHAPING_OPERATORS.split())},
+    **{op: rule_for_each_part(op) for op in map(aten_operator, f"{_MOVING_OPERATORS} {_SUMMING_OPERATORS}".split())},
+    **{op: rule_for_each_part(aten.reshape.default) for op in map(aten_operator, _RESHAPING_OPERATORS.split())},
 }
 """For each ATen operator, the rule that computes it on pairs of real tensors."""
+
+
+_BORDER = (aten.complex.default, aten.resolve_conj.default, aten.view_as_real.default)
+
+
+def joins_or_splits_complex(target: object) -> bool:
+    """Return whether an operator splits a complex tensor into real ones, or joins real ones (``aten.complex``)."""
+    return target in _BORDER
+
+
+def contains_complex(*values: object) -> bool:
+    """Return whether any of these values, nodes, or sequences of them is a complex tensor or number."""
+    found = leaf_values(values)
+    return any(v.dtype.is_complex if isinstance(v, torch.Tensor) else isinstance(v, complex) for v in found)
+
+
+class ComplexValues:
+    """The complex nodes of a graph under construction, each with a `Pair` of nodes: its real and its imaginary part.
+    ``emit`` appends an operator call to the graph, and returns its result."""
+
+    def __init__(self, graph: torch.fx.Graph, mode: FakeTensorMode, emit: Callable[[Call], Argument]) -> None:
+        self.graph, self.mode, self.emit = graph, mode, emit
+        self.parts: dict[torch.fx.Node, Pair] = {}
+
+    def split_arguments(self, arguments: object, meta: Mapping[str, object]) -> Argument:
+        """Return arguments with a `Pair` for each complex node or number; new nodes get the metadata ``meta``."""
+
+        def one(value: object) -> Argument:
+            if isinstance(value, complex):
+                return Pair(value.real, value.imag)
+            return self.pair_of(value, meta) if isinstance(value, torch.fx.Node) and contains_complex(value) else value
+
+        return tree_map(one, arguments)
+
+    def pair_of(self, value: torch.fx.Node, meta: Mapping[str, object]) -> Pair:
+        """Return the real and imaginary part of a complex node: the nodes that it joins, or new nodes that split it."""
+        if value not in self.parts:
+            resolved = self.insert_node(aten.resolve_conj.default, (value,), meta)
+            shown = self.insert_node(aten.view_as_real.default, (resolved,), meta)
+
+            def part(index: int, name: str) -> Argument:
+                args = (shown, -1, index)
+                val = fake_result(self.mode, aten.select.int, args, {})
+                return self.emit(Call(aten.select.int, args, {}, {**meta, "val": val}, f"{value.name}_{name}"))
+
+            self.parts[value] = Pair(part(0, "real"), part(1, "imag"))
+        return self.parts[value]
+
+    def join_results(self, results: object, meta: Mapping[str, object]) -> Argument:
+        """Return the results of a function of pairs, with each pair joined into a node of complex numbers."""
+        if isinstance(results, list):
+            return [self.join_results(r, meta) for r in results]
+        if not isinstance(results, tuple):
+            return results
+        made = self.graph.call_function(aten.complex.default, results)
+        # the kernel of ``complex`` would fix dynamic sizes if a part is strided
+        dtype = results[0].meta["val"].dtype.to_complex()
+        made.meta = {**meta, "val": fake_result(self.mode, aten._to_copy.default, results[:1], {"dtype": dtype})}
+        self.parts[made] = Pair(*results)
+        return made
+
+    def insert_node(self, target: Target, args: tuple[Argument, ...], meta: Mapping[str, object]) -> torch.fx.Node:
+        """Add a node, with its fake tensor, for an operator that converts between complex and real values."""
+        node = self.graph.call_function(target, tuple(args))
+        node.meta = {**meta, "val": fake_result(self.mode, target, node.args, {})}
+        return node

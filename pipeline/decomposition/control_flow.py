@@ -73,16 +73,11 @@ def _why_keep_cond(node: Node) -> str:
     )
     if made - known:
         return "the branches return tensors of different sizes"
-    reasons = (_branch_only_reason(inner) for graph in branch_graphs(node) for inner in graph.graph.nodes)
-    return next(filter(None, reasons), "")
-
-
-def _branch_only_reason(node: Node) -> str:
-    """Return why an operator may run only if its branch of a ``cond`` is taken; empty if it may always run."""
-    if node.op != "call_function" or _control_flow_name(node):
-        return ""
-    why, name = branch_only_reason(node.target, node.args, node.meta.get("val")), qualified_name(node.target)
-    return f"{name} in a branch {why}: it must not run unless that branch is taken" * bool(why)
+    for inner in (inner for graph in branch_graphs(node) for inner in graph.graph.nodes):
+        is_call = inner.op == "call_function" and not _control_flow_name(inner)
+        if is_call and (why := branch_only_reason(inner.target, inner.args, inner.meta.get("val"))):
+            return f"{qualified_name(inner.target)} in a branch {why}: it must not run unless that branch is taken"
+    return ""
 
 
 def _why_keep_scan(node: Node) -> str:
@@ -158,15 +153,11 @@ class ControlFlow:
             return None
         before = len(self.graph.nodes)
         try:
-            return self.expand_subgraphs(node, args)
+            return _EXPAND[_control_flow_name(node)](self, node, args)
         except _UnsupportedMap:
             for made in reversed(list(self.graph.nodes)[before:]):
                 self.graph.erase_node(made)
             return None
-
-    def expand_subgraphs(self, node: Node, args: Argument) -> tuple[Argument, ...]:
-        """Return the results of a control-flow node, whose subgraphs are expanded into the program's graph."""
-        return _EXPAND[_control_flow_name(node)](self, node, args)
 
     def emit_subgraph(self, module: torch.fx.GraphModule, inputs: tuple[Argument, ...]) -> tuple[Argument, ...]:
         """Emit the operators of a subgraph for these inputs, and return the subgraph's results."""
@@ -175,7 +166,7 @@ class ControlFlow:
             if node.op == "get_attr":
                 return None
             if _control_flow_name(node):
-                return self.expand_subgraphs(node, args)
+                return _EXPAND[_control_flow_name(node)](self, node, args)
             return self.emit(Call(node.target, args, kwargs, node.meta))
 
         return tuple(call_graph(module.graph, inputs, emit))  # type: ignore[arg-type]

@@ -22,9 +22,8 @@ from pipeline.aten.types import Argument, Node
 from pipeline.capture.fake_tensors import fake_mode
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.quantized_activations import replace_float8_casts_by_pairs
-from pipeline.decomposition.quantized_arithmetic import Facts
+from pipeline.decomposition.quantized_arithmetic import Facts, can_use_form, schema_name
 from pipeline.decomposition.quantized_forms import FORMS, PAIR, QUANTIZER_OF
-from pipeline.decomposition.quantized_scales import can_use_form, schema_name
 from pipeline.decomposition.templates import Templates, argument_nodes, copy_calls
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.records.library_support import warn_if_untested

@@ -17,6 +17,7 @@ from torch import Tensor
 from pipeline.aten.quantized import operators
 from pipeline.aten.types import Argument, Function, aten
 from pipeline.decomposition.quantized_arithmetic import (
+    SCALE_FORMS,
     Facts,
     Scheme,
     block_per_channel,
@@ -26,11 +27,12 @@ from pipeline.decomposition.quantized_arithmetic import (
     expand_per_element,
     fake_quantize,
     fake_quantize_float8,
+    form_without_mask,
     normalize_block,
+    quantize_if_enabled,
     quantize_values,
     reshape_per_block,
 )
-from pipeline.decomposition.quantized_scales import SCALE_FORMS, form_without_mask, quantize_if_enabled
 
 RANGES: Final = MappingProxyType({torch.int8: (-128, 127), torch.uint8: (0, 255)})
 E4M3: Final = 448.0

@@ -145,7 +145,8 @@ class _WeightLayout(GraphEdit):
         codes, scale, type, block, dtype = weight.args
         shape, block = list(weight.meta["val"].shape), list(block)
         few = TYPES[type].bits == 4 and not is_packed(codes.meta["val"], type)
-        packs = few and shape[-1] % 2 == 0 and (type == "fp4" or _is_matmul_weight(weight))
+        matmuls = all(op_kind(user.target) in MATMULS and user.args[0] is not weight for user in weight.users)
+        packs = few and shape[-1] % 2 == 0 and (type == "fp4" or (matmuls and len(shape) == 2))
         cut = self.split_into_blocks(weight, scale, block) if packs and type == "int4" else None
         if type == "int4" and cut is None:
             type, packs = "int8", False
@@ -216,9 +217,3 @@ def _is_constant_one(scale: Argument) -> bool:
     if scale.target is aten.ones.default:
         return True
     return scale.target is aten.full.default and scale.args[1] == 1
-
-
-def _is_matmul_weight(node: Node) -> bool:
-    """Return whether all readers of a matrix are matmuls, with the matrix as the second operand."""
-    readers = all(op_kind(user.target) in MATMULS and user.args[0] is not node for user in node.users)
-    return readers and node.meta["val"].dim() == 2

@@ -20,8 +20,7 @@ from pipeline.converters.lookup import is_kept_in_torch
 from pipeline.converters.matmul import equivalent_operator, grouped_mm, is_grouped_mm_faster_in_torch
 from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.candidates import CallSearch, Decompositions, check_decomposition_results
-from pipeline.decomposition.complex import ComplexValues, contains_complex
-from pipeline.decomposition.complex_rules import RULES, rule_with_cast_results
+from pipeline.decomposition.complex_rules import RULES, ComplexValues, contains_complex, rule_with_cast_results
 from pipeline.decomposition.control_flow import ControlFlow
 from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Call, Templates, argument_nodes

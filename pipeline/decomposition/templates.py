@@ -58,19 +58,28 @@ class Templates:
     """Traces decompositions in a program's fake mode, and stores the templates by signature."""
 
     mode: FakeTensorMode
-    known: dict[str, torch.fx.GraphModule | None] = field(factory=dict)
+    known: dict[str, torch.fx.GraphModule | str] = field(factory=dict)
 
     def find(
         self, function: Callable[..., object], target: object, args: object, kwargs: object, expected: object
     ) -> Template | None:
         """Return the traced graph of ``function``, a decomposition of the operator ``target``, for a call with these
         arguments and the fake result ``expected``; None if the decomposition does not apply to the call."""
+        found = self.find_or_reason(function, target, args, kwargs, expected)
+        return found if isinstance(found, Template) else None
+
+    def find_or_reason(
+        self, function: Callable[..., object], target: object, args: object, kwargs: object, expected: object
+    ) -> Template | str:
+        """Return what `find` returns, or the reason why the decomposition does not apply to the call."""
         flat, spec = tree_flatten((args, kwargs))
         key = f"{function_name(function)} of {target} {fake_result_key(flat)} {spec}"
         if key not in self.known:
             self.known[key] = _trace_decomposition(function, flat, spec, target, self.mode)
         template = self.known[key]
-        return None if template is None or _specializes_sizes(template, expected) else Template(key, template.graph)
+        if isinstance(template, str):
+            return template
+        return "it fixes a dynamic size" if _specializes_sizes(template, expected) else Template(key, template.graph)
 
 
 def argument_nodes(args: object, kwargs: object) -> list[torch.fx.Node]:
@@ -80,10 +89,10 @@ def argument_nodes(args: object, kwargs: object) -> list[torch.fx.Node]:
 
 def _trace_decomposition(
     function: Callable[..., object], flat_args: list[Any], spec: Spec, target: object, mode: FakeTensorMode
-) -> torch.fx.GraphModule | None:
+) -> torch.fx.GraphModule | str:
     """Trace ``function``, a decomposition of the operator ``target``, for a call's arguments: ``flat_args`` and the
-    ``spec`` of their pytree. Each node among them becomes a placeholder. Return None if the decomposition does not
-    apply: if it returns NotImplemented, calls ``target`` itself, or needs values or sizes that are unknown."""
+    ``spec`` of their pytree. Each node among them becomes a placeholder. Return the reason if the decomposition does
+    not apply: it returns NotImplemented, calls ``target`` itself, or needs values or sizes that are unknown."""
     fakes: list[Argument] = []
     for value in (v.meta["val"] for v in flat_args if isinstance(v, torch.fx.Node)):
         # tracing identifies tensors by identity, and nodes from one template share theirs
@@ -101,17 +110,26 @@ def _trace_decomposition(
     with one_export, torch.no_grad(), suppress_guards(mode), enable_python_dispatcher():
         try:
             traced: torch.fx.GraphModule = make_fx(call, tracing_mode="real")(*fakes)
-        except (_DoesNotApply, GuardOnDataDependentSymNode):
-            return None
+        except _DoesNotApply:
+            return "it returned NotImplemented"
+        except GuardOnDataDependentSymNode:
+            return "its Python code reads a value of a tensor or a size that depends on data"
         called = (n.target for n in traced.graph.nodes if isinstance(n.target, torch._ops.OpOverload))
         if any(target._schema.is_mutable for target in called):  # composites run below functionalization
             traced = make_fx(torch.func.functionalize(traced, remove="mutations"), tracing_mode="real")(*fakes)
     for node in traced.graph.nodes:
         if node.op == "call_function":
             node.target = composite_of_stand_in(node.target)
-    if any(n.op == "get_attr" or n.target is target or _introduces_symbols(n) for n in traced.graph.nodes):
-        return None
-    return traced
+    return next(filter(None, (_reason_against(node, target) for node in traced.graph.nodes)), traced)
+
+
+def _reason_against(node: torch.fx.Node, target: object) -> str:
+    """Return why a traced decomposition of ``target`` with this node is not used; empty if it may be."""
+    if node.op == "get_attr":
+        return "it uses a tensor that is no argument: create it inside, from numbers (torch.full)"
+    if node.target is target:
+        return "it calls the operator itself"
+    return "it computes a tensor whose size depends on data" if _introduces_symbols(node) else ""
 
 
 def _copy_lists(value: object) -> object:

@@ -154,4 +154,6 @@ class _UnusedSearch:
             return "a HIGH converter of the operator is used instead of it", "remove one of the two"
         if call.target is not op:
             return f"{qualified_name(call.target)}, a composite of {qualified_name(op)}, is not decomposed", ""
-        return "the decomposition returned NotImplemented or the operator itself for every call", ""
+        given = (self.choices.registered[op], op, call.args, call.kwargs, call.meta.get("val"))
+        reason = self.templates.find_or_reason(*given)
+        return (f"for {call.name}, {reason}", "") if isinstance(reason, str) else ("it leads back to itself", "")

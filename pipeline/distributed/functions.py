@@ -57,7 +57,7 @@ def _replay_on_local_tensors(function: Function, arguments: Sequence[Argument], 
         for mask, value in zip(masks, values[len(places) :], strict=True):
             mask.data = value
         for place, value in zip(places, values, strict=False):
-            own[place] = shard_like(arguments[place], value)
+            own[place] = _shard_like(arguments[place], value)
         args, kwargs = tree_unflatten(own, structure)
         results, shape = tree_flatten(function(*args, **kwargs))
         known = {id(own[place]): arguments[place] for place in places}
@@ -70,11 +70,11 @@ def _replay_on_local_tensors(function: Function, arguments: Sequence[Argument], 
     values = _Replay(graph).run(*local)
     for mask, value in zip(masks, values[len(results) :], strict=True):
         mask.data = value
-    whole = [known.get(id(was), shard_like(was, value)) for was, value in zip(results, values, strict=False)]
+    whole = [known.get(id(was), _shard_like(was, value)) for was, value in zip(results, values, strict=False)]
     return tree_unflatten(whole, shape)
 
 
-def shard_like(dtensor: Argument, local_tensor: Argument) -> Argument:
+def _shard_like(dtensor: Argument, local_tensor: Argument) -> Argument:
     """Return a local tensor as a DTensor with the layout of ``dtensor``, or unchanged if ``dtensor`` is no DTensor."""
     return DTensor(local_tensor, dtensor._spec, requires_grad=False) if isinstance(dtensor, DTensor) else local_tensor
 

@@ -190,13 +190,13 @@ def _run_on_local_tensors(
 
     @functools.wraps(forward, updated=())
     def called(*args: Argument, **kwargs: Argument) -> Argument:
-        from pipeline.distributed.functions import LocalFunctions, shard_like
+        from pipeline.distributed.functions import LocalFunctions
 
         held = [each.registered[each.name] for each in state]
-        whole = {id(value): shard_like(each.dtensor, value) for each, value in zip(state, held, strict=True)}
+        whole = {id(value): _as_dtensor(each.dtensor, value) for each, value in zip(state, held, strict=True)}
         given, form = tree_flatten((args, kwargs))
         paths = input_paths(given, form)
-        own = [_input_as_dtensor(inputs.get(path), value) for path, value in zip(paths, given, strict=True)]
+        own = [_as_dtensor(inputs.get(path), value) for path, value in zip(paths, given, strict=True)]
         positional, named = tree_unflatten(own, form)
         try:
             for each, value in zip(state, held, strict=True):
@@ -220,9 +220,9 @@ def _run_on_local_tensors(
         yield
 
 
-def _input_as_dtensor(dtensor: Argument, local_tensor: Argument) -> Argument:
-    """Return ``local_tensor``, an input of an export, as a DTensor with the layout of ``dtensor``, the model's original
-    input; unchanged if ``dtensor`` is None. Dynamic sizes of the local tensor are assumed equal on all ranks."""
+def _as_dtensor(dtensor: Argument, local_tensor: Argument) -> Argument:
+    """Return ``local_tensor``, a weight or input in an export, as a DTensor with the layout of ``dtensor``, the model's
+    original; unchanged if ``dtensor`` is None. Dynamic sizes of the local tensor are assumed equal on all ranks."""
     from torch.distributed.tensor import DTensor
 
     if dtensor is None:

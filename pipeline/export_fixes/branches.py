@@ -22,6 +22,7 @@ from pipeline.aten.types import Argument, Target
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.patching import Kernel
 from pipeline.export_fixes.runtime_asserts import is_data_dependent
+from pipeline.program import describe_value
 from pipeline.records.wording import kind_of
 from pipeline.shapes.environment import shape_of
 
@@ -183,9 +184,6 @@ def _are_equal_numbers(a: object, b: object) -> bool:
 
 
 def _result_text(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        sizes = ", ".join(map(str, shape_of(value)))
-        return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
     if isinstance(value, tuple | list | dict):
         return f"{kind_of(value)} of {len(value)}"
-    return str(value)[:40]
+    return describe_value(value) if isinstance(value, torch.Tensor) else str(value)[:40]

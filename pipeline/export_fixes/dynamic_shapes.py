@@ -16,23 +16,18 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
-from attrs import Factory, define, frozen
+from attrs import Factory, define
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, Spec, Target
 from pipeline.errors import CaptureError
+from pipeline.export_fixes import input_checks
 from pipeline.export_fixes.error_attribution import Inputs
-from pipeline.export_fixes.input_checks import (
-    bind_args,
-    check_dynamic_shapes,
-    entries_by_dim,
-    group_kwargs_entries,
-    group_varargs_entries,
-    leaves_with_entries,
-)
+from pipeline.export_fixes.input_checks import bind_args, entries_by_dim
 from pipeline.export_fixes.module_copy import distinct_tensor
+from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input, is_input
 from pipeline.shapes.environment import expression
 from pipeline.shapes.linear import solve_for
@@ -60,11 +55,11 @@ def merge_dynamic_shapes(
     """Return torch.export's ``dynamic_shapes`` for these inputs: the ranges of `Input` s merged with the user's
     ``shapes``. Raise `CaptureError` if a dim has two different ranges."""
     inputs = bind_args(model, args, kwargs)
-    shapes = group_varargs_entries(model, inputs, shapes)
-    check_dynamic_shapes(model, inputs, shapes)
+    shapes = input_checks.group_varargs_entries(model, inputs, shapes)
+    input_checks.check_dynamic_shapes(model, inputs, shapes)
     if callable(getattr(shapes, "dynamic_shapes", None)):  # a ShapesCollection
         shapes = shapes.dynamic_shapes(model, args, kwargs)
-    shapes = group_kwargs_entries(model, shapes)
+    shapes = input_checks.group_kwargs_entries(model, shapes)
     if any(map(is_dynamic_input, tree_flatten(inputs, is_leaf=is_input)[0])):
         specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
         merger = _RangeMerger({dim.__name__ for dim in tree_flatten(shapes)[0] if isinstance(dim, Dim)})
@@ -78,7 +73,7 @@ def merge_dynamic_shapes(
 def _check_example_sizes(inputs: Mapping[str, object], shapes: Spec) -> None:
     """Raise a `CaptureError` if an example tensor's size is outside the range that ``shapes`` has for the dim."""
     specs = dict(zip(inputs, shapes, strict=False)) if isinstance(shapes, list | tuple) else dict(shapes or {})
-    rows = chain(*(leaves_with_entries(name, value, specs.get(name)) for name, value in inputs.items()))
+    rows = chain(*(input_checks.leaves_with_entries(name, value, specs.get(name)) for name, value in inputs.items()))
     given = (
         (path, x, *row) for path, x, spec in rows if isinstance(x, torch.Tensor) for row in entries_by_dim(spec).items()
     )
@@ -295,11 +290,11 @@ def size_requests(
     exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object
 ) -> Iterator[SizeRequest]:
     """Yield (size in the exported graph, entry) for each dim of an input that has an entry in ``shapes``."""
-    asked = _map_with_entries(lambda value, spec: _DimRequests(entries_by_dim(spec)), bind_args(model, *inputs), shapes)
+    asked = _map_with_entries(lambda value, spec: FrozenDict(entries_by_dim(spec)), bind_args(model, *inputs), shapes)
     found = _to_args_and_kwargs(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
-        for dim, entry in wish.entries.items() if isinstance(wish, _DimRequests) else ():
+        for dim, entry in wish.items() if isinstance(wish, FrozenDict) else ():  # no pytree, so it is a leaf
             yield values[str(name)].shape[dim], entry
 
 
@@ -333,13 +328,6 @@ def _symbol_and_range(size: Argument, low: int | None, high: int | None) -> Iter
     ]
     if ends[0] is not None and (high is None or ends[1] is not None):
         yield name, ends[0], ends[1]
-
-
-@frozen
-class _DimRequests:
-    """The ``dynamic_shapes`` entries of one input tensor, by dim."""
-
-    entries: Mapping[int, Any]
 
 
 def _is_dynamic_size(size: Argument, ranges: Mapping[Any, Any]) -> bool:

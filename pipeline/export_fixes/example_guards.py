@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import reduce
 from types import FrameType
@@ -126,19 +126,23 @@ def add_decision_outputs(exported: ExportedProgram, decisions: Decisions) -> tup
         raise CaptureError(f"{place} reads a float from a tensor: the program would be valid for its value only", HINT)
     graph, found, seen = exported.graph, dict[str, list[Node]](), set[str]()
     tensors = _NumberTensors(graph)
+    emit = tensors.emit
     for node in list(graph.nodes):
         symbols = _decided_symbols(node, decisions) if node.target is aten._assert_scalar.default else set()
         seen |= symbols
         for symbol in sorted(symbols)[:1]:
             with graph.inserting_before(node):
-                place = " or ".join(decisions.lines[symbol])
-                found.setdefault(place, []).append(tensors.negation_of(node.args[0]))
+                place, condition = " or ".join(decisions.lines[symbol]), node.args[0]
+                differs = emit(aten.logical_not.default, torch.bool, condition, tensors.tensor_of(condition))
+                found.setdefault(place, []).append(differs)
     for symbol in sorted(decisions.lines.keys() - seen):
         place = " or ".join(decisions.lines[symbol])
         raise CaptureError(f"the program cannot check in each call which branch the call takes at {place}", HINT)
     end = graph.output_node()
     with graph.inserting_before(end):
-        made = [tensors.disjunction_of(each) for each in found.values()]
+        made = [
+            reduce(lambda a, b: emit(aten.logical_or.default, torch.bool, a, a, b), each) for each in found.values()
+        ]
     end.args = ((*results_of(graph), *made),)
     kind = OutputKind.USER_OUTPUT
     exported.graph_signature.output_specs += [OutputSpec(kind, TensorArgument(node.name), None) for node in made]
@@ -172,14 +176,6 @@ class _NumberTensors:
         values = (v for node in graph.nodes for v in tree_leaves(node.meta.get("val")))
         self.mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
         self.made: dict[Node, Node] = {}
-
-    def negation_of(self, condition: Node) -> Node:
-        """Return the node of a bool tensor that negates ``condition``, the node of a Python bool or number."""
-        return self.emit(aten.logical_not.default, torch.bool, condition, self.tensor_of(condition))
-
-    def disjunction_of(self, truths: Sequence[Node]) -> Node:
-        """Return a bool tensor node that is true if at least one of several conditions is true."""
-        return reduce(lambda a, b: self.emit(aten.logical_or.default, torch.bool, a, a, b), truths)
 
     def tensor_of(self, number: Node) -> Node:
         """Return the node of a 0-d tensor with the value of ``number``, the node of a Python number."""

@@ -6,7 +6,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from pipeline.aten.arguments import argument
 from pipeline.aten.types import Spec
 from pipeline.errors import CaptureError, PipelineError, error_text, source_line
-from pipeline.export_fixes import branches, input_checks, module_methods, packed_sequence
+from pipeline.export_fixes import branches, input_checks, model_queries, packed_sequence
 from pipeline.export_fixes import dynamic_shapes as ranges
 from pipeline.export_fixes.attempts import ATTEMPTS, NUMBERS, FirstExport, TraceMode, clear_stored_shapes
 from pipeline.export_fixes.error_attribution import BRANCH_HINT, Inputs, error_with_cause
@@ -29,8 +29,8 @@ from pipeline.export_fixes.export_steps import collect_range_violations, has_tra
 from pipeline.export_fixes.fake_device_copy import attribute_tensors, is_on_other_device, make_fake_copy
 from pipeline.export_fixes.interrupts import set_contextvar
 from pipeline.export_fixes.known_values import track_values
-from pipeline.export_fixes.model_state import KeptState, kept_state, record_export, watch_state
-from pipeline.export_fixes.patch_contexts import decide_by_example, patch_for_export, patch_for_mode, patch_modelopt
+from pipeline.export_fixes.model_state import KeptState, kept_state, watch_state
+from pipeline.export_fixes.patch_contexts import patch_for_export, patch_for_mode, patch_modelopt
 from pipeline.export_fixes.requests import ExportNotes, check_request
 from pipeline.export_fixes.restore_model_state import restore_model
 from pipeline.export_fixes.runtime_asserts import Checks, checks, reject_caught_errors
@@ -61,9 +61,9 @@ def export(
         TypeError: ``model`` is not a module, or ``forward`` does not accept the inputs.
     """
     module: torch.nn.Module = interpret_scripts(model)
-    request = check_request(module, args, kwargs, dynamic_shapes, profiles)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"model must be an nn.Module, an ExportedProgram or TorchScript, got {kind_of(module)}")
+    request = check_request(module, args, kwargs, dynamic_shapes, profiles)
     input_checks.check_module(module)
     inside, inputs = copy_under_autocast(module) if is_autocast_on() else module, (request.args, request.kwargs)
     with without_autocast():
@@ -107,7 +107,8 @@ def _export_model(
         return _export_with_notes(exporter, shapes, constants, "python")
     except CaptureError:
         has_values = not any(map(is_input, tree_leaves(exporter.inputs, is_leaf=is_input)))
-        if settings.decisions != "example" or exporter.is_on_other_device or not has_values:
+        is_elsewhere = is_on_other_device(exporter.device, exporter.model, exporter.inputs)
+        if settings.decisions != "example" or is_elsewhere or not has_values:
             raise
     return _export_with_notes(exporter, shapes, constants, "example")
 
@@ -121,7 +122,7 @@ def _export_with_notes(
         set_contextvar(kept_state, KeptState(exporter.model)) as kept,
         set_contextvar(checks, Checks()) as found,
         track_values(constants) as known,
-        set_contextvar(module_methods.gradients_are_on, torch.is_grad_enabled()),
+        set_contextvar(model_queries.gradients_are_on, torch.is_grad_enabled()),
         set_contextvar(decisions, Decisions()) as decided,
     ):
         exported = exporter.first_success(shapes, mode)
@@ -154,11 +155,6 @@ class _Exporter:
     model: torch.nn.Module
     inputs: Inputs
     device: str | None
-
-    @property
-    def is_on_other_device(self) -> bool:
-        """Whether the model or an input is not on ``device``, the type of device that the export is for."""
-        return self.device is not None and is_on_other_device(self.device, self.model, self.inputs)
 
     def first_success(self, shapes: Spec, mode: TraceMode) -> ExportedProgram:
         """Export with these shapes and this trace mode. If that fails, try `ATTEMPTS`; raise the first error if all of
@@ -203,9 +199,9 @@ class _Exporter:
         computed from sizes: try only `NUMBERS`, and return its export only if it has fewer such constants."""
         name = type(self.model).__name__
         for attempt in ATTEMPTS if specialized_count is None else (NUMBERS,):
-            for shapes, way in attempt.exports_to_try(first):
+            for shapes in attempt.shapes(first) if attempt.applies(first) else ():
                 try:
-                    exported = self.export_once(shapes, way)
+                    exported = self.export_once(shapes, attempt.mode or first.mode)
                     fewer = specialized_count is None or count_specialized_numbers(exported.graph) < specialized_count
                     if self.keeps_ranges_dynamic(exported, first.shapes) and fewer:
                         log.info("%s is exported by the attempt %r: %s", name, attempt.name, attempt.changes)
@@ -231,7 +227,7 @@ class _Exporter:
             warnings.catch_warnings(),
             patch_for_export(),
             restore_model(model),
-            _trace_mode_context(mode, model),
+            clear_stored_shapes(model) if mode == "anew" else patch_for_mode(mode),
             patch_modelopt(),
             nullcontext() if mode == "bytecode" else watch_state(model, mode == "example"),
             reject_caught_errors(),
@@ -248,13 +244,7 @@ class _Exporter:
             return self.export_once(shapes, "autograd")
         ranges.unify_attention_lengths(exported)
         packed_sequence.remove_unused_packed_data(exported)
-        record_export(partial(self.export_once, shapes, mode))
+        kept = kept_state.get()
+        if kept is not None and not kept.calls_twice:
+            kept.repeat_export = partial(self.export_once, shapes, mode)
         return exported
-
-
-def _trace_mode_context(mode: TraceMode, model: torch.nn.Module) -> AbstractContextManager[None]:
-    if mode == "anew":
-        return clear_stored_shapes(model)
-    if mode == "example":
-        return decide_by_example()
-    return patch_for_mode(mode) if mode in ("called", "comparing") else nullcontext()

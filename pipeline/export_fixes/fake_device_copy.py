@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ from pipeline.export_fixes.patch_contexts import keep_weights_in_place
 from pipeline.export_fixes.value_hooks import attach_small_value
 
 
-def is_on_other_device(device: str, model: torch.nn.Module, inputs: object) -> bool:
-    """Return whether a tensor of the model or of the inputs is on a type of device other than ``device``."""
+def is_on_other_device(device: str | None, model: torch.nn.Module, inputs: object) -> bool:
+    """Return whether a tensor of the model or of the inputs is on a type of device other than ``device``, if given."""
     tensors = chain(model.parameters(), model.buffers(), tree_leaves(inputs))
-    return any(isinstance(t, torch.Tensor) and t.device.type != device for t in tensors)
+    return device is not None and any(isinstance(t, torch.Tensor) and t.device.type != device for t in tensors)
 
 
 def make_fake_copy(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple[torch.nn.Module, Inputs]:
@@ -42,8 +43,8 @@ def make_fake_copy(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple
     Raise a `CaptureError` if a module cannot be copied, or if its ``_apply`` fails."""
     if device == "cuda":
         ensure_cuda_device_guard()
-    fakes = _FakeFactory(FakeTensorMode(allow_non_fake_inputs=True), device)
-    memo = {id(t): fakes.fake_of(t) for t in (*model.parameters(), *model.buffers())}
+    fake_of = partial(_fake_of, mode=FakeTensorMode(allow_non_fake_inputs=True), device=device)
+    memo = {id(t): fake_of(t) for t in (*model.parameters(), *model.buffers())}
     for buffer in model.buffers():
         attach_small_value(memo[id(buffer)], buffer)
     try:
@@ -59,12 +60,12 @@ def make_fake_copy(device: str, model: torch.nn.Module, inputs: Inputs) -> tuple
             if owner.__module__.startswith("torch.nn."):  # that of recurrent layers moves no more than tensors
                 continue
             try:
-                module._apply(fakes.fake_with_values)
+                module._apply(lambda tensor: attach_small_value(fake_of(tensor), tensor))
             except Exception as error:
                 kind = type(module).__name__
                 why = f"{kind} cannot be captured for {device}, since its _apply fails on fake tensors: {error}"
                 raise CaptureError(why, f"{kind}._apply(function) must only apply the function to tensors") from error
-    return shown, tree_map_only(torch.Tensor, fakes.fake_of, inputs)
+    return shown, tree_map_only(torch.Tensor, fake_of, inputs)
 
 
 def attribute_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -77,30 +78,19 @@ def attribute_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-class _FakeFactory:
-    """Creates fake tensors on a device, with the shape, strides and dtype of the originals, and without gradients."""
-
-    def __init__(self, mode: FakeTensorMode, device: str) -> None:
-        self.mode, self.device = mode, device
-
-    def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        if is_traceable_wrapper_subclass(tensor):
-            fake: torch.Tensor = transform_subclass(tensor, lambda _, part: self.fake_of(part))
-        elif tensor.layout != torch.strided:
-            return tensor
-        else:
-            with self.mode:
-                fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self.device)
-        if isinstance(tensor, torch.nn.Parameter):
-            fake = torch.nn.Parameter(fake, requires_grad=False)
-        vars(fake).update({k: v for k, v in vars(tensor).items() if k.startswith("_dynamo_")})  # marks of dynamic dims
-        return fake
-
-    def fake_with_values(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the fake tensor of a model's tensor; it stores the values of a tensor of few elements."""
-        fake = self.fake_of(tensor)
-        attach_small_value(fake, tensor)
-        return fake
+def _fake_of(tensor: torch.Tensor, mode: FakeTensorMode, device: str) -> torch.Tensor:
+    """Return a fake tensor on a device, with the tensor's shape, strides and dtype, and without gradients."""
+    if is_traceable_wrapper_subclass(tensor):
+        fake: torch.Tensor = transform_subclass(tensor, lambda _, part: _fake_of(part, mode, device))
+    elif tensor.layout != torch.strided:
+        return tensor
+    else:
+        with mode:
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    if isinstance(tensor, torch.nn.Parameter):
+        fake = torch.nn.Parameter(fake, requires_grad=False)
+    vars(fake).update({k: v for k, v in vars(tensor).items() if k.startswith("_dynamo_")})  # marks of dynamic dims
+    return fake
 
 
 GUARD_REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"

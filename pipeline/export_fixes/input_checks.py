@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.export import Dim
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.types import Argument, Function, Spec
@@ -41,8 +42,13 @@ def check_module(model: torch.nn.Module) -> None:
 
 
 def check_values(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise `CaptureError` for a parameter or buffer without a value: a tensor on the meta device."""
+    """Raise `CaptureError` for a parameter or buffer without a value: on the meta device, or of a lazy module."""
     for name, tensor in tensors:
+        if is_lazy(tensor):
+            raise CaptureError(
+                f"{name} has no shape yet: it is in a lazy module, which was not called",
+                "call the model once with example inputs, model(*args), or load its weights with load_state_dict",
+            )
         if tensor.is_meta:
             raise CaptureError(
                 f"{name} is on the meta device, so it has a shape but no values",

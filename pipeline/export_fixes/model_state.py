@@ -14,11 +14,11 @@ import functools
 import inspect
 import logging
 import operator
-import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from itertools import chain
 from types import CodeType, FunctionType
 from typing import Final
 
@@ -37,7 +37,7 @@ from pipeline.export_fixes.error_attribution import NOT_MODEL_CODE, Inputs, sour
 from pipeline.export_fixes.export_steps import collect_range_violations
 from pipeline.export_fixes.interrupts import set_contextvar, undo_at_exit
 from pipeline.export_fixes.model_calls import assigned_tensors
-from pipeline.export_fixes.restore_model_state import Snapshot, held_objects, join_path
+from pipeline.export_fixes.restore_model_state import Snapshot, class_and_file_contents, held_objects, join_path
 
 log = logging.getLogger(__name__)
 
@@ -147,28 +147,12 @@ def _has_same_contents(value: object, leaves: Sequence[object], spec: TreeSpec) 
     return its == spec and all(map(operator.is_, now, leaves))
 
 
-def record_export(repeat_export: Callable[[], ExportedProgram]) -> None:
-    """Store a function that repeats the last export; `raise_if_stateful` calls it to export two calls in one graph."""
-    kept = kept_state.get()
-    if kept is not None and not kept.calls_twice:
-        kept.repeat_export = repeat_export
-
-
-def changed_attributes() -> Collection[str]:
-    """Return the paths of attributes, other than buffers, whose values a call of the exported model changed."""
-    kept = kept_state.get()
-    return kept.changes.keys() if kept is not None else ()
-
-
 @contextmanager
 def watch_state(model: torch.nn.Module, may_draw_random: bool) -> Iterator[None]:
     """Return a context in which a call of the model records in `kept_state` what it keeps for later calls. Unless
     ``may_draw_random`` is true, raise `CaptureError` if the model seeds torch's random generator."""
-    kept = kept_state.get()
-    if kept is None:
-        yield
-        return
-    own, inside = model.forward, [False]
+    kept, own, inside = kept_state.get(), model.forward, [False]
+    assert kept is not None
 
     @functools.wraps(own, updated=())
     def watching(*args: Argument, **kwargs: Argument) -> object:  # torch takes frames of another name for the model's
@@ -364,11 +348,9 @@ def _assigning_line(model: torch.nn.Module, path: str) -> str:
 def _model_codes(model: torch.nn.Module) -> Iterator[CodeType]:
     """Yield the code objects, except torch's own, that may read a model's attributes: of the classes of its modules and
     of the objects in them, of the files that define these classes, and of functions that modules hold."""
-    kinds = dict.fromkeys(type(each) for each in (*model.modules(), *(each for _, each in held_objects(model))))
-    own = dict.fromkeys(each for kind in kinds for each in kind.__mro__)
-    files = {kind.__module__: sys.modules.get(kind.__module__) for kind in own}
-    spaces = [vars(each) for each in (*own, *model.modules(), *files.values()) if each is not None]
-    left = deque(code for space in spaces for value in [*space.values()] for code in _code_of(value))
+    contents = class_and_file_contents((*model.modules(), *(each for _, each in held_objects(model))))
+    held = (value for module in model.modules() for value in [*vars(module).values()])
+    left = deque(code for value in chain(contents, held) for code in _code_of(value))
     while left:
         code = left.popleft()
         if not code.co_filename.startswith(NOT_MODEL_CODE[0]):

@@ -5,21 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
 
 import torch
 
-from pipeline.aten.tracing_thread import one_export
 from pipeline.aten.types import Argument, Function
-from pipeline.export_fixes import model_queries, module_methods
+from pipeline.export_fixes import model_queries
 from pipeline.export_fixes.export_steps import exit_transforms
 from pipeline.export_fixes.interrupts import set_contextvar
 from pipeline.export_fixes.known_values import known, track_values
 from pipeline.export_fixes.patching import Patches, Replacement
 from pipeline.export_fixes.restore_model_state import restore_distribution_checks
 from pipeline.export_fixes.torch_patches import TABLE
-
-__all__ = ["one_export", "patch_for_device", "patch_for_export", "patch_for_mode", "patch_for_trace"]
 
 _patches = Patches(TABLE)
 
@@ -83,16 +79,15 @@ def decide_by_example() -> Iterator[None]:
         yield
 
 
-def patch_for_mode(mode: Literal["called", "comparing"]) -> AbstractContextManager[None]:
-    """Return a context for an export in which `torch.compiler.is_exporting` is False in the model (``"called"``), or
-    the example input decides comparisons of several sizes (``"comparing"``)."""
-    return _patches.activate(mode)
+def patch_for_mode(mode: str) -> AbstractContextManager[None]:
+    """Return a context with the functions of torch patched that an export by a `TraceMode` needs to be patched."""
+    return decide_by_example() if mode == "example" else _patches.activate(mode)
 
 
 @contextmanager
 def keep_weights_in_place() -> Iterator[None]:
     """Return a context in which ``model.to`` moves only tensors that are neither parameters nor buffers."""
-    with _patches.activate("export"), set_contextvar(module_methods.keep_weights, True):
+    with _patches.activate("export"), set_contextvar(model_queries.keep_weights, True):
         yield
 
 

@@ -49,7 +49,8 @@ def merge_profiles(
     """Return the ``dynamic_shapes`` that cover all ``profiles`` (None: unchanged), and each profile's ranges of inputs.
 
     Raises:
-        TypeError: ``profiles`` are given together with ``dynamic_shapes``, or with an `Input` that has profiles.
+        TypeError: ``profiles`` are given for an ``ExportedProgram``, together with ``dynamic_shapes``, or with an
+            `Input` that has profiles.
         ValueError: `Input` s have different numbers of profiles, or ``profiles`` is empty.
     """
     leaves = tree_leaves(example_inputs, is_leaf=is_input)
@@ -60,6 +61,8 @@ def merge_profiles(
         raise TypeError("profiles and dynamic_shapes are both given: pass only one of these arguments")
     if inputs:
         raise TypeError("the argument profiles and a pipeline.Input both give profiles: use only one of them")
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError("profiles cannot change an ExportedProgram: pass an Input with profiles for each of its inputs")
     if not isinstance(profiles, Sequence) or not profiles:
         raise ValueError("profiles must be a non-empty sequence, with one dynamic_shapes for each profile")
     return _merge_profile_entries(model, *example_inputs, len(leaves), profiles)
@@ -80,14 +83,12 @@ def _profiles_of_inputs(inputs: Mapping[int, Input]) -> list[list[ProfileRanges]
 
 
 def _merge_profile_entries(
-    model: object, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], leaf_count: int, profiles: Sequence[Spec]
+    model: torch.nn.Module, args: Sequence[Leaf], kwargs: Mapping[str, Leaf], leaf_count: int, profiles: Sequence[Spec]
 ) -> tuple[Spec, list[list[ProfileRanges]]]:
     """Return ``dynamic_shapes`` that cover all profiles, and each profile's ranges; ``leaf_count``: of all inputs."""
-    names = list(inspect.signature(model.forward).parameters) if isinstance(model, torch.nn.Module) else []
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if isinstance(model, torch.nn.Module):
-        for spec in profiles:
-            input_entries(model, given, spec)
+    given = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
+    for spec in profiles:
+        input_entries(model, given, spec)
     wishes: list[list[ProfileRanges]] = [[] for _ in profiles]
     counter = iter(range(leaf_count))
 
@@ -124,7 +125,10 @@ def _ranges_over_profiles(
 ) -> dict[int, Any]:
     """Return {dim: ``Dim`` over all profiles} of an input. ``specs``: the input's ``dynamic_shapes`` entry in each
     profile, whose ranges are appended to the profile's list in ``profiles``; ``path``: the input's name."""
-    sizes = [opt for _, opt, _ in value.ranges] if isinstance(value, Input) else list(value.shape)
+    ends_of_input = value.ranges if isinstance(value, Input) else [(size, size, size) for size in value.shape]
+    sizes = [opt for _, opt, _ in ends_of_input]
+    for spec in specs:
+        _check_profile_entry(path, len(sizes), spec)
     found: dict[int, Any] = {}
     for dim, size in enumerate(sizes):
         entries = [_entry_of_dim(spec, dim, len(sizes)) for spec in specs]
@@ -138,7 +142,21 @@ def _ranges_over_profiles(
         name = next((entry.__name__ for entry in entries if hasattr(entry, "__name__")), f"{path}_{dim}")
         if least < most:
             found[dim] = Dim(name, min=least, max=most)
+        elif most != size and len({*ends_of_input[dim]}) == 1:
+            why = f"profiles give {path} the size {most} in dimension {dim}, but its example has {size}"
+            raise ValueError(f"{why}: pass an example with a size of the profiles")
     return found
+
+
+def _check_profile_entry(path: str, rank: int, spec: Spec) -> None:
+    """Raise an error if a profile's entry for an input is neither a dict by dim nor a list with an entry for each."""
+    if not isinstance(spec, Mapping | list | tuple | None):
+        raise TypeError(f"profiles have {spec!r} for {path}: pass a dict from dimensions to sizes, or None")
+    if isinstance(spec, list | tuple) and len(spec) != rank:
+        raise ValueError(f"profiles have {len(spec)} entries for {path}, but this input has rank {rank}")
+    dims = spec if isinstance(spec, Mapping) else ()
+    if odd := [dim for dim in dims if not isinstance(dim, int) or not -rank <= dim < rank]:
+        raise ValueError(f"profiles have dimension {odd[0]!r} for {path}, but this input has rank {rank}")
 
 
 def _entry_of_dim(spec: Spec, dim: int, rank: int) -> Any:

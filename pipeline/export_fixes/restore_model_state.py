@@ -47,7 +47,8 @@ def restore_model(model: torch.nn.Module) -> AbstractContextManager[None]:
     spaces = [Snapshot.of(vars(module)) for module in model.modules()]
     beside = [each for _, each in held_objects(model)]
     objects = [Snapshot.of(vars(each)) for each in beside]
-    caches = [(cache, cache.cache_info().misses) for cache in _lru_caches_of(chain(model.modules(), beside))]
+    code = class_and_file_contents(chain(model.modules(), beside))
+    caches = [(cache, cache.cache_info().misses) for cache in {id(x): x for x in code if isinstance(x, Cache)}.values()]
     buffers = [(b, b.detach().clone(), tensor_version(b)) for b in model.buffers() if b.numel() == 1]
 
     def restore() -> None:
@@ -112,12 +113,12 @@ def _is_library_class(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("torch", "builtins", "functools")
 
 
-def _lru_caches_of(values: Iterable[object]) -> Iterator[Cache]:
-    """Yield each ``functools.lru_cache`` in the classes of these objects and in the files that define these classes."""
-    kinds = {kind for each in {type(value) for value in values} for kind in each.__mro__ if not _is_library_class(kind)}
+def class_and_file_contents(values: Iterable[object]) -> Iterator[object]:
+    """Yield what the classes of these objects, and the files that define these classes, contain; libraries' aside."""
+    every = dict.fromkeys(kind for each in dict.fromkeys(map(type, values)) for kind in each.__mro__)
+    kinds = [kind for kind in every if not _is_library_class(kind)]
     files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
-    spaces = (*map(vars, kinds), *files.values())
-    yield from {id(x): x for space in spaces for x in [*space.values()] if isinstance(x, Cache)}.values()
+    yield from (each for space in (*map(vars, kinds), *files.values()) for each in [*space.values()])
 
 
 def _contains_fakes(value: object, deep: bool = True) -> bool:

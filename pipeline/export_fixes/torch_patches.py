@@ -37,7 +37,6 @@ from pipeline.export_fixes import (
     known_values,
     model_calls,
     model_queries,
-    module_methods,
     runtime_asserts,
     symbolic_kernels,
     value_hooks,
@@ -261,13 +260,13 @@ TABLE: Final = (
     _export(
         torch.nn.TransformerEncoder,
         "forward",
-        module_methods.encode_with_zero_padding,
+        model_queries.encode_with_zero_padding,
         "computes values at padding during a trace, where eager returns zeros",
     ),
     _export(
         torch.nn.Module,
         "_apply",
-        module_methods.apply_by_assignment,
+        model_queries.apply_by_assignment,
         "swaps the contents of weights that a model converts during a trace, which fails",
     ),
     _example(

@@ -22,8 +22,7 @@ def export_with_known_values(export: Callable[[], Argument], model: torch.nn.Mod
     """Export a model. A number that it reads from a buffer becomes a constant; if it also writes to this buffer, the
     number changes between calls: then export again, with the buffer's elements unknown."""
     state = known.get()
-    if state is None:
-        return export()
+    assert state is not None
     state.reset()
     state.names_by_id = {}
     for name, buffer in model.named_buffers(remove_duplicate=False):
@@ -36,11 +35,12 @@ def export_with_known_values(export: Callable[[], Argument], model: torch.nn.Mod
     return exported
 
 
-def attach_small_value(fake: torch.Tensor, value: torch.Tensor) -> None:
-    """Store the elements of a small tensor in ``fake``, its fake tensor; ``value`` may be a fake tensor, too."""
+def attach_small_value(fake: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Store the elements of a small tensor in ``fake``, its fake tensor, and return it; ``value`` may be fake, too."""
     elements = value.constant if isinstance(value, FakeTensor) else value
     if isinstance(fake, FakeTensor) and elements is not None and has_few_elements(elements):
         attach_value(fake, elements.detach().to("cpu", copy=True))
+    return fake
 
 
 def fake_buffers_with_values(
@@ -48,8 +48,7 @@ def fake_buffers_with_values(
 ) -> dict[str, torch.Tensor]:
     """Replace torch.export's creation of fake parameters and buffers: also store values of small buffers in them."""
     made, state = orig(mode, module), known.get()
-    if state is None:
-        return made
+    assert state is not None
     for name, buffer in module.named_buffers(remove_duplicate=False):
         fake, names = made[name], state.names_by_id.get(id(buffer), frozenset())
         if has_few_elements(buffer) and isinstance(fake, FakeTensor) and names:

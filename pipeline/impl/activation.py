@@ -8,20 +8,18 @@ from pipeline.impl import base
 from pipeline.impl.barriers import is_marked
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.elementwise import add, arithmetic_dtype, binary, clamp, is_nan, layer, where
-from pipeline.impl.unary import absolute, expm1, log1p, to_float32, to_floating
+from pipeline.impl.elementwise import add, arithmetic_dtype, binary, clamp, layer, where
+from pipeline.impl.unary import expm1, log1p, to_float32, to_floating
 from pipeline.network.net import Net
 from pipeline.trt import trt
 
 
 @block
-def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None, beta: float | None = None) -> ITensor:
+def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None) -> ITensor:
     """Add an activation layer; ``kind`` is the name of its ``trt.ActivationType``."""
     layer = net.add("activation", x, trt.ActivationType.__members__[kind])
     if alpha is not None:
         layer.alpha = alpha
-    if beta is not None:
-        layer.beta = beta
     return layer.get_output(0)
 
 
@@ -152,7 +150,7 @@ def mish(net: Net, x: Value) -> ITensor:
 def log_sigmoid(net: Net, x: Value) -> ITensor:
     """Return ``log(sigmoid(x))``, computed as ``min(x, 0) - log(1 + exp(-|x|))``, which cannot overflow."""
     x = to_float32(net, x)
-    decay = base.unary(net, "EXP", base.unary(net, "NEG", absolute(net, x)))
+    decay = base.unary(net, "EXP", base.unary(net, "NEG", base.unary(net, "ABS", x)))
     return base.elementwise(net, "SUB", clamp(net, x, None, 0.0), log1p(net, decay))
 
 
@@ -161,7 +159,7 @@ def soft_shrink(net: Net, x: Value, bound: float) -> ITensor:
     """Return ``x`` moved toward zero by ``bound``; zero where ``|x| <= bound``."""
     x = base.tensor(net, x)
     dtype = base.dtype_of(x)
-    result = where(net, is_nan(net, x), x, 0.0, dtype)
+    result = where(net, base.unary(net, "ISNAN", x), x, 0.0, dtype)
     for side, operation, move in (("GREATER", "SUB", bound), ("LESS", "SUM", -bound)):
         beyond = layer(net, side, x, move, dtype)
         result = where(net, beyond, add(net, operation, x, bound), result, dtype)

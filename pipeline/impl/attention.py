@@ -46,7 +46,11 @@ def fused_attention(
     for a query whose keys are all masked is 0; ``has_unmasked_keys`` says that no query is fully masked."""
     rank, own = base.rank(query), base.dims(value)[-1]
     width = limits.padded_head_dim(base.dims(query)[-1], own)
-    query, key, value = (_pad_to_kernel_shape(net, x, width) for x in (query, key, value))
+    padded = []
+    for x in (_raise_to_rank_4(net, each) for each in (query, key, value)):
+        fits = width in (None, base.dims(x)[-1])
+        padded.append(x if fits else strided_slice(net, x, [3], [0], [width], mode="FILL"))
+    query, key, value = padded
     bias = None if mask is None else _raise_to_rank_4(net, base.tensor(net, mask, rank=max(rank, 2)))
     if limits.BY_LAYER:
         result = _add_attention_layer(net, _scale_query(net, query, scale), key, value, bias, causal=causal)
@@ -57,12 +61,6 @@ def fused_attention(
     if own != base.dims(result)[-1]:
         result = strided_slice(net, result, [3], [0], [own])
     return base.squeeze(net, result, ABSENT[rank])
-
-
-def _pad_to_kernel_shape(net: Net, x: ITensor, width: int | None) -> ITensor:
-    """Add leading dims up to rank 4, and pad the head dim with zeros to ``width`` elements (None: leave it)."""
-    x = _raise_to_rank_4(net, x)
-    return x if width in (None, base.dims(x)[-1]) else strided_slice(net, x, [3], [0], [width], mode="FILL")
 
 
 def _raise_to_rank_4(net: Net, x: ITensor) -> ITensor:
@@ -108,7 +106,10 @@ def _attention_by_matmuls(
         key, value = (_repeat_heads(net, x, _number_of_heads(net, query)) for x in (key, value))
     query, lone = duplicate_single_query(net, query)
     scores = base.cast(net, matmul(net, query, key, transpose_b=True), torch.float32)
-    mask = _lower_triangle(net, scores) if causal else mask
+    if causal:  # aligned to the upper left corner of the scores
+        rank = base.rank(scores)
+        places = [_arange(net, base.size(net, scores, dim), rank, dim) for dim in (rank - 2, rank - 1)]
+        mask = base.unary(net, "NOT", base.elementwise(net, "GREATER", *reversed(places)))
     weights = _attention_weights(net, scores, mask, base.dtype_of(query))
     result = _weighted_sum(net, weights, value, masked=mask is not None and not causal)
     return keep_first_row(net, result) if lone else result
@@ -140,7 +141,10 @@ def _weighted_sum(net: Net, weights: ITensor, value: ITensor, *, masked: bool) -
 @network_query
 def _is_faster_unfused(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
     """Return whether separate kernels compute an attention (grouped-query, many keys) faster than a fused kernel."""
-    if {base.rank(x) for x in (query, key, value)} != {4} or not _has_same_heads(net, query, key, value):
+    if {base.rank(x) for x in (query, key, value)} != {4} or base.dims(key)[1:3] != base.dims(value)[1:3]:
+        return False
+    batch, *others = (base.known_sizes(net, x)[0] for x in (query, key, value))
+    if batch is None or any(other not in (1, batch) for other in others):
         return False
     heads, keys = base.dims(query)[1], base.dims(key)[2]
     length = _query_length(net, query)
@@ -150,15 +154,6 @@ def _is_faster_unfused(net: Net, query: ITensor, key: ITensor, value: ITensor) -
         return True
     least, most = bounds_of(net, expression(length))
     return least <= 1 and heads * most * keys <= MAX_SCORES
-
-
-@network_query
-def _has_same_heads(net: Net, query: ITensor, key: ITensor, value: ITensor) -> bool:
-    """Return whether keys and values have equal numbers of heads and lengths, and a batch size of 1 or the query's."""
-    batch = base.known_sizes(net, query)[0]
-    others = [base.known_sizes(net, x)[0] for x in (key, value)]
-    equal = base.dims(key)[1:3] == base.dims(value)[1:3]
-    return equal and batch is not None and all(other in (1, batch) for other in others)
 
 
 @network_query
@@ -283,7 +278,11 @@ def _repeat_heads(net: Net, x: ITensor, heads: Size) -> ITensor:
     sizes = base.sizes(net, x)
     if own == 1 and base.dims(x)[:-3] == (1,):
         return base.expand(net, x, [*sizes[:-3], heads, *sizes[-2:]])
-    grouped = [*sizes[:-2], _divide_size(net, heads, own), *sizes[-2:]]
+    if all(isinstance(size, (int, SymbolicInt)) for size in (heads, own)):
+        times = as_size(expression(heads) // expression(own))
+    else:
+        times = base.elementwise(net, "FLOOR_DIV", *(base.shape_tensor(net, [size]) for size in (heads, own)))
+    grouped = [*sizes[:-2], times, *sizes[-2:]]
     spread = base.expand(net, base.unsqueeze(net, x, [rank - 2]), grouped)
     return base.reshape(net, spread, [*sizes[:-3], heads, *sizes[-2:]])
 
@@ -292,20 +291,6 @@ def _number_of_heads(net: Net, x: ITensor) -> Size:
     """Return the number of heads of queries or keys, as an int or expression if known, else as a tensor."""
     known = base.known_sizes(net, x)[-3]
     return base.size(net, x, -3) if known is None else known
-
-
-def _divide_size(net: Net, size: Size, divisor: Size) -> Size:
-    if all(isinstance(s, (int, SymbolicInt)) for s in (size, divisor)):
-        return as_size(expression(size) // expression(divisor))
-    return base.elementwise(net, "FLOOR_DIV", *(base.shape_tensor(net, [s]) for s in (size, divisor)))
-
-
-def _lower_triangle(net: Net, scores: ITensor) -> ITensor:
-    """Return a causal mask for scores, aligned to their upper left corner."""
-    rank = base.rank(scores)
-    rows = _arange(net, base.size(net, scores, rank - 2), rank, rank - 2)
-    columns = _arange(net, base.size(net, scores, rank - 1), rank, rank - 1)
-    return base.unary(net, "NOT", base.elementwise(net, "GREATER", columns, rows))
 
 
 def _arange(net: Net, size: Size, rank: int, dim: int) -> ITensor:
@@ -332,17 +317,15 @@ def has_unmasked_key_per_row(net: Net, mask: Value | None) -> bool:
 
 def _zero_if_masked(net: Net, result: ITensor, mask: ITensor) -> ITensor:
     """Set the results of rows whose keys are all masked, which are NaN, to 0."""
-    some = net.ctx.cached("some keys", mask, lambda: _rows_with_unmasked_key(net, mask))
+
+    def rows_with_unmasked_key() -> ITensor:
+        bools, rank = base.dtype_of(mask) == torch.bool, base.rank(mask)
+        wide = base.cast(net, mask, torch.int32 if bools else torch.float32)
+        highest = reduce(net, "MAX", wide, [rank - 1], True)
+        if bools:
+            return base.cast(net, highest, torch.bool)
+        lowest = base.constant(net, float("-inf"), torch.float32, rank=rank)
+        return base.elementwise(net, "GREATER", highest, lowest)
+
+    some = net.ctx.cached("some keys", mask, rows_with_unmasked_key)
     return where(net, some, result, 0.0, base.dtype_of(result))
-
-
-def _rows_with_unmasked_key(net: Net, mask: ITensor) -> ITensor:
-    """Return, for each row of a mask, whether it has an unmasked key."""
-    bools = base.dtype_of(mask) == torch.bool
-    wide = base.cast(net, mask, torch.int32 if bools else torch.float32)
-    rank = base.rank(mask)
-    highest = reduce(net, "MAX", wide, [rank - 1], True)
-    if bools:
-        return base.cast(net, highest, torch.bool)
-    lowest = base.constant(net, float("-inf"), torch.float32, rank=rank)
-    return base.elementwise(net, "GREATER", highest, lowest)

@@ -81,8 +81,10 @@ def pad_case(case: AttentionCase) -> AttentionCase:
     if case.mask is not None and len(case.mask) > len(case.query):
         return case
     width = padded_head_dim(case.query[-1], case.value[-1])
-    query, key, value = (_padded_operand_shape(shape, width) for shape in (case.query, case.key, case.value))
-    return evolve(case, query=query, key=key, value=value)
+    shapes = []
+    for *leading, length, head in (case.query, case.key, case.value):
+        shapes.append((*leading, *(1,) * (2 - len(leading)), length, head if width is None else width))
+    return evolve(case, query=shapes[0], key=shapes[1], value=shapes[2])
 
 
 def padded_head_dim(query_head_dim: Any, value_head_dim: Any) -> int | None:
@@ -90,12 +92,6 @@ def padded_head_dim(query_head_dim: Any, value_head_dim: Any) -> int | None:
     if not all(isinstance(size, int) and size > 0 for size in (query_head_dim, value_head_dim)):
         return None
     return PADDED_HEAD if max(query_head_dim, value_head_dim) < HEAD_DIMS[0] else max(query_head_dim, value_head_dim)
-
-
-def _padded_operand_shape(shape: tuple[Any, ...], width: int | None) -> tuple[Any, ...]:
-    """Return a shape of rank 4: leading ones are added, and the last size (head dim) becomes ``width`` if not None."""
-    *leading, length, head = shape
-    return (*leading, *(1,) * (2 - len(leading)), length, head if width is None else width)
 
 
 def first_unmet_condition(case: AttentionCase) -> FusionCondition | None:

@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block, network_query
-from pipeline.impl.reduce_scan import cumulative_sum
+from pipeline.impl.reduce import cumulative_sum
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
@@ -24,7 +24,11 @@ from pipeline.trt import trt
 def converted_arguments(net: Net, node: torch.fx.Node, convert: Callable[[torch.fx.Node], Value]) -> tuple[Any, Any]:
     """Return a node's converted args and kwargs; inputs in "expanded" `Mark`s get the shape of the node's result."""
     names = {name for mark in net.ctx.marks.of_node(node.name, "expanded") for name in mark.names}
-    wide = {x: _expand_input(net, convert(x), x, node) for x in node.all_input_nodes if x.name in names}
+    wide: dict[torch.fx.Node, Value] = {}
+    for x in node.all_input_nodes:
+        if x.name in names and isinstance(value := convert(x), trt.ITensor):  # constants stay as they are
+            sizes = sizes_for_expand(shape_of(x.meta["val"]), shape_of(node.meta["val"]))
+            wide[x] = base.expand(net, value, [s if isinstance(s, int) else SymbolicInt(s) for s in sizes])
     found: tuple[Any, Any] = map_arg((node.args, dict(node.kwargs)), lambda x: wide[x] if x in wide else convert(x))
     return found
 
@@ -52,11 +56,3 @@ def is_marked(net: Net, quirk: str, input_name: str = "") -> bool:
     """Return whether a `Mark` tells the current node's converter to avoid ``quirk`` (at ``input_name``, if given)."""
     marks = net.ctx.marks.of_node(net.ctx.node.name, "converter") if net.ctx.node is not None else []
     return any(mark.quirk == quirk and (not input_name or input_name in mark.names) for mark in marks)
-
-
-def _expand_input(net: Net, value: Value, input: torch.fx.Node, reader: torch.fx.Node) -> Value:
-    """Expand ``value``, the converted ``input`` of ``reader``, to the shape of the reader's result, unless constant."""
-    if not isinstance(value, trt.ITensor):
-        return value
-    sizes = sizes_for_expand(shape_of(input.meta["val"]), shape_of(reader.meta["val"]))
-    return base.expand(net, value, [size if isinstance(size, int) else SymbolicInt(size) for size in sizes])

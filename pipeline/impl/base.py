@@ -7,6 +7,7 @@ A *tensor* argument may be an ``ITensor``, a CPU ``torch.Tensor`` or a Python nu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -14,7 +15,6 @@ import torch
 
 from pipeline.impl.block_decorators import block, network_query
 from pipeline.impl.expression import operation_of, solve_for_symbol, tensor_and_dim_of_size
-from pipeline.impl.promotion import promoted_dtype
 from pipeline.network.context import NetworkError, SymbolicInt, content_name
 from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
@@ -26,6 +26,7 @@ Size: TypeAlias = Any
 Value: TypeAlias = Any
 ROUNDED: Final = "halves-behind-matmuls"
 INTEGERS: Final = "rounded-integers"
+NUMBERS: Final = (bool, int, float, complex)
 
 
 @block
@@ -154,13 +155,24 @@ def axes_mask(axes: Sequence[int], rank: int) -> int:
 
 def result_type(*values: Value) -> torch.dtype:
     """Return the dtype to which eager promotes values: tensors take precedence over 0-d tensors, these over numbers."""
-    return promoted_dtype([_as_meta_tensor_or_number(v) for v in values])
-
-
-def _as_meta_tensor_or_number(value: Value) -> Any:
-    if isinstance(value, (trt.ITensor, torch.Tensor)):
-        return torch.empty((1,) * min(rank(value), 1), dtype=dtype_of(value), device="meta")
-    return 1 if isinstance(value, SymbolicInt) else value
+    examples: list[Any] = []
+    for value in values:
+        if isinstance(value, (trt.ITensor, torch.Tensor)):
+            examples.append(torch.empty((1,) * min(rank(value), 1), dtype=dtype_of(value), device="meta"))
+        else:
+            examples.append(1 if isinstance(value, SymbolicInt) else value)
+    if len(examples) == 2:
+        return torch.result_type(*examples)
+    tensors = [v for v in examples if isinstance(v, torch.Tensor)]
+    numbers = sorted((v for v in examples if not isinstance(v, torch.Tensor)), key=lambda v: NUMBERS.index(type(v)))
+    kinds = [[v for v in tensors if v.dim()], [v for v in tensors if not v.dim()]]
+    promoted: list[Any] = [
+        torch.empty_like(k[0], dtype=reduce(torch.promote_types, [v.dtype for v in k])) for k in kinds if k
+    ]
+    result, *weaker = [*promoted, *numbers[-1:]]
+    for other in weaker:
+        result = torch.empty_like(result, dtype=torch.result_type(result, other))
+    return torch.result_type(result, result)
 
 
 @block
@@ -373,14 +385,9 @@ def expand(net: Net, x: ITensor, shape: Sequence[Size]) -> ITensor:
         layer = net.add("slice", x, none, none, none)
         layer.set_input(2, shape_tensor(net, target))
     layer.axes = tuple(axes)
-    if any(current[i] != 1 for i in axes):
-        layer.set_input(3, _broadcast_strides(net, x, axes))
+    if any(current[i] != 1 for i in axes):  # strides computed at run time: 0 for a dim of size 1, else 1
+        one = constant(net, np.array([1], dtype=np.int64))
+        sizes = [size_tensor(net, size(net, x, i)) for i in axes]
+        more = [elementwise(net, "SUB", s, one) for s in sizes]
+        layer.set_input(3, shape_tensor(net, [elementwise(net, "MIN", m, one) for m in more]))
     return with_sizes(net, layer.get_output(0), [known[i] if s == -1 else s for i, s in enumerate(shape)])
-
-
-def _broadcast_strides(net: Net, x: ITensor, axes: Sequence[int]) -> ITensor:
-    """Return a slice's strides that broadcast ``axes``, computed at run time: 0 for a dim of size 1, else 1."""
-    one = constant(net, np.array([1], dtype=np.int64))
-    sizes = [size_tensor(net, size(net, x, i)) for i in axes]
-    more = [elementwise(net, "SUB", s, one) for s in sizes]
-    return shape_tensor(net, [elementwise(net, "MIN", m, one) for m in more])

@@ -154,11 +154,6 @@ def where(net: Net, condition: Value, a: Value, b: Value, dtype: torch.dtype | N
 
 
 @block
-def is_nan(net: Net, x: ITensor) -> ITensor:
-    return base.unary(net, "ISNAN", x)
-
-
-@block
 def extremum(net: Net, operation: str, a: Value, b: Value) -> ITensor:
     """Return ``MAX`` or ``MIN``, NaN if either value is NaN (TensorRT's layer may ignore it: NVIDIA issue 4758)."""
     dtype = base.result_type(a, b)
@@ -171,7 +166,7 @@ def extremum(net: Net, operation: str, a: Value, b: Value) -> ITensor:
         return limit(net, x, y, "LESS" if operation == "MAX" else "GREATER")
     result = base.elementwise(net, operation, x, y)
     for value in () if a is b else (x, y):  # the layer keeps the first operand's NaN
-        result = where(net, is_nan(net, value), value, result, dtype)
+        result = where(net, base.unary(net, "ISNAN", value), value, result, dtype)
     return result
 
 
@@ -184,7 +179,7 @@ def extremum_ignoring_nan(net: Net, operation: str, a: Value, b: Value) -> ITens
     x, y = promote(net, a, b, dtype=dtype)
     result = base.elementwise(net, operation, x, y)
     for value, other in ((x, y), (y, x)):
-        result = where(net, is_nan(net, value), other, result, dtype)
+        result = where(net, base.unary(net, "ISNAN", value), other, result, dtype)
     return result
 
 

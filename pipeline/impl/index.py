@@ -61,19 +61,15 @@ SMALL = 4096
 def iota(net: Net, shape: Sequence[Size], steps: Sequence[Size], start: Size = 0) -> ITensor:
     """Return an int64 tensor of a shape whose elements are ``start`` plus the sum of each coordinate times its step."""
     if all(isinstance(v, int) for v in (*shape, *steps, start)) and math.prod(shape) <= SMALL:
-        return base.constant(net, _constant_iota(shape, steps, start))
+        result = torch.full(tuple(shape), start, dtype=torch.int64)
+        for axis, (size, step) in enumerate(zip(shape, steps, strict=True)):
+            result += (torch.arange(size) * step).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        return base.constant(net, result)
     layer = net.add("fill", (1,) * len(shape), trt.FillOperation.LINSPACE, to_trt(torch.int64))
     layer.set_input(0, base.shape_tensor(net, shape))
     layer.set_input(1, base.size_as_scalar(net, start))
     layer.set_input(2, base.shape_tensor(net, steps))
     return base.with_sizes(net, layer.get_output(0), shape)
-
-
-def _constant_iota(shape: Sequence[int], steps: Sequence[int], start: int) -> torch.Tensor:
-    result = torch.full(tuple(shape), start, dtype=torch.int64)
-    for axis, (size, step) in enumerate(zip(shape, steps, strict=True)):
-        result += (torch.arange(size) * step).reshape([-1 if i == axis else 1 for i in range(len(shape))])
-    return result
 
 
 @block

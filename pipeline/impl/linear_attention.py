@@ -24,8 +24,7 @@ from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import binary, where
 from pipeline.impl.loops import State, in_float32, run_steps, split_into_chunks
 from pipeline.impl.matmul import matmul
-from pipeline.impl.reduce import reduce
-from pipeline.impl.reduce_scan import cumulative_sum
+from pipeline.impl.reduce import cumulative_sum, reduce
 from pipeline.impl.shape import as_size, bounds_of, expression
 from pipeline.impl.slice import narrow
 from pipeline.network.net import Net

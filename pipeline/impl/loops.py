@@ -31,7 +31,10 @@ def run_steps(
     order of ``inputs``, and the last state."""
     steps = base.known_sizes(net, inputs[0])[0]
     if isinstance(steps, int) and steps <= unroll:
-        return _run_unrolled(net, step, inputs, state, range(steps)[:: -1 if reverse else 1])
+        outputs: dict[int, ITensor] = {}
+        for at in range(steps)[:: -1 if reverse else 1]:
+            outputs[at], state = step([slice.select(net, each, 0, at) for each in inputs], state)
+        return stack(net, [outputs[at] for at in sorted(outputs)]), state
     count = base.cast(net, base.size_as_scalar(net, base.size(net, inputs[0], 0)), torch.int32)
     return _run_trt_loop(net, step, inputs, state, count, reverse)
 
@@ -55,13 +58,6 @@ def split_into_chunks(net: Net, x: ITensor, dim: int, chunk_count: Size, chunk_l
 def stack(net: Net, parts: Sequence[ITensor]) -> ITensor:
     raised = [base.unsqueeze(net, part, [0]) for part in parts]
     return raised[0] if len(raised) == 1 else concatenate(net, raised, 0, base.dtype_of(parts[0]))
-
-
-def _run_unrolled(net: Net, step: Step, inputs: Sequence[ITensor], state: State, order: range) -> tuple[ITensor, State]:
-    outputs: dict[int, ITensor] = {}
-    for at in order:
-        outputs[at], state = step([slice.select(net, each, 0, at) for each in inputs], state)
-    return stack(net, [outputs[at] for at in sorted(outputs)]), state
 
 
 def _run_trt_loop(

@@ -14,7 +14,7 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor
 from pipeline.impl.block_decorators import block
-from pipeline.impl.elementwise import arithmetic_dtype, is_nan, layer, where
+from pipeline.impl.elementwise import arithmetic_dtype, layer, where
 from pipeline.impl.index import take
 from pipeline.impl.pool_windows import Windows, pad_border
 from pipeline.impl.reduce import extremum, reduce
@@ -27,7 +27,7 @@ def max_pool(net: Net, x: ITensor, windows: Windows) -> ITensor:
     """Return the maximum of each window; padding counts as -inf. NaN propagates, unlike in TensorRT's layer."""
     if windows.is_single:
         return extremum(net, "MAX", x, _indices_of_window_dims(x, windows), True)
-    marks = base.cast(net, is_nan(net, x), base.dtype_of(x))
+    marks = base.cast(net, base.unary(net, "ISNAN", x), base.dtype_of(x))
     highest, marked = (
         _squeeze_added(net, _add_layer(net, each, windows, trt.PoolingType.MAX, windows.padding), windows, base.rank(x))
         for each in (x, marks)
@@ -123,8 +123,12 @@ def gather_argmax(net: Net, x: ITensor, positions: Sequence[Array], sizes: Seque
     for (dim, rows), size in zip(_dims_with_windows(x, positions), reversed(sizes), strict=True):
         candidates = [_window_element(net, value, index, dim, rows[:, j], step) for j in range(rows.shape[1])]
         value, index = candidates[0]
-        for other in candidates[1:]:
-            value, index = _larger(net, value, index, *other)
+        for other, other_index in candidates[1:]:
+            higher = base.elementwise(net, "GREATER", other, value)
+            if base.dtype_of(other).is_floating_point:  # NaN counts as the largest
+                higher = base.elementwise(net, "OR", higher, base.unary(net, "ISNAN", other))
+            pairs = (other, value), (other_index, index)
+            value, index = (net.add("select", higher, *pair).get_output(0) for pair in pairs)
         step *= size
     assert index is not None
     index = base.expand(net, index, base.sizes(net, value))
@@ -157,12 +161,3 @@ def _window_element(
         return value, here
     before = take(net, index, picked, dim) if base.dims(index)[dim] != 1 else index
     return value, base.elementwise(net, "SUM", before, here)
-
-
-def _larger(net: Net, value: ITensor, index: ITensor, other: ITensor, other_index: ITensor) -> tuple[ITensor, ITensor]:
-    """Return the larger of two elements and its index; NaN counts as the largest."""
-    higher = base.elementwise(net, "GREATER", other, value)
-    if base.dtype_of(other).is_floating_point:
-        higher = base.elementwise(net, "OR", higher, is_nan(net, other))
-    value, index = (net.add("select", higher, *pair).get_output(0) for pair in ((other, value), (other_index, index)))
-    return value, index

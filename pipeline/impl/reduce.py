@@ -1,5 +1,9 @@
-"""Add reductions along dims: half precision accumulates in float32, integers in int64.
-Variance, norms and log-sum-exp are computed in float32 and rounded once; histograms count elements above bin edges."""
+"""Add reductions and cumulative operators (scans) along dims. Half precision accumulates in float32, integers in int64;
+variance, norms and log-sum-exp are computed in float32 and rounded once; histograms count elements above bin edges.
+
+TensorRT's Cumulative layer computes sums. Products, extrema and log-sum-exp along a dim use a parallel scan, which
+combines each element with the element 1, 2, 4, … positions before it.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,16 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import torch
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Size, Value
 from pipeline.impl.block_decorators import block
 from pipeline.impl.elementwise import arithmetic_dtype, compare, compare_or_equal, layer, logical_not, where, wide_dtype
 from pipeline.impl.empty import may_leave_results_unwritten
-from pipeline.impl.shape import concatenate, size_product, strided_slice
-from pipeline.impl.unary import absolute, to_float32
+from pipeline.impl.shape import arange, bounds_of, concatenate, expression, size_product, strided_slice
+from pipeline.impl.unary import to_float32
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.trt import trt
@@ -148,7 +153,7 @@ def _degrees_of_freedom(net: Net, x: Value, dims: tuple[int, ...], correction: f
 @block
 def vector_norm(net: Net, x: Value, order: float, dim: Dims, keepdim: bool) -> ITensor:
     """Return the norm of an order over dims; inf and -inf: the largest and smallest magnitude, 0: the nonzero count."""
-    value, dims = absolute(net, to_float32(net, x)), reduced_dims(dim, base.rank(x))
+    value, dims = base.unary(net, "ABS", to_float32(net, x)), reduced_dims(dim, base.rank(x))
     if math.isinf(order):
         return extremum(net, "MAX" if order > 0 else "MIN", value, dims, keepdim)
     if order == 0:
@@ -196,3 +201,91 @@ def _bin_edges(bins: int, low: float, high: float, dtype: torch.dtype) -> torch.
         return torch.linspace(low, high, bins + 1, dtype=dtype)
     first, width = int(low), int(high) - int(low)
     return torch.tensor([first - (-b * width // bins) for b in range(bins + 1)], dtype=dtype)
+
+
+LONGEST = (1 << 31) - 1
+"""The maximum length that is assumed for a dim without an upper bound: a TensorRT tensor has no more elements."""
+
+
+@block
+def cumulative_sum(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
+    """Return the cumulative sum along a dim, computed in ``dtype``."""
+    value = base.cast(net, base.tensor(net, x, dtype), wide_dtype(dtype))
+    if base.rank(value) == 0:
+        return base.cast(net, value, dtype)
+    axis = base.constant(net, np.array(base.axis(dim, base.rank(value)), dtype=np.int64))
+    layer = net.add("cumulative", value, axis, trt.CumulativeOperation.SUM, False, False)
+    return base.cast(net, layer.get_output(0), dtype)
+
+
+@block
+def cumulative_product(net: Net, x: Value, dim: int, dtype: torch.dtype) -> ITensor:
+    """Return the cumulative product along a dim, computed in ``dtype``."""
+    length = _dim_length(net, x, dim)
+    value = base.cast(net, base.tensor(net, x, dtype), wide_dtype(dtype))
+    one = base.tensor(net, 1, base.dtype_of(value))
+    for step in _scan_distances(net, length):
+        before = _shift_along_dim(net, value, dim, step, length, one)
+        value = base.elementwise(net, "PROD", before, value)
+    return base.cast(net, value, dtype)
+
+
+@block
+def cumulative_extremum(net: Net, largest: bool, x: Value, dim: int) -> tuple[ITensor, ITensor]:
+    """Return the cumulative maximum (or minimum) along a dim and the index of its last occurrence."""
+    dtype, length = base.dtype_of(x), _dim_length(net, x, dim)
+    value = base.tensor(net, x, arithmetic_dtype(dtype))
+    rank = base.rank(value)
+    if rank == 0:
+        index = base.tensor(net, 0, torch.int64)
+    else:  # positions along the dim, in a tensor of the shape of x
+        line = arange(net, 0, 1, length, torch.int64)
+        line = base.unsqueeze(net, line, [d for d in range(rank) if d != base.axis(dim, rank)])
+        zero = base.cast(net, base.elementwise(net, "GREATER", value, value), torch.int64)
+        index = base.elementwise(net, "SUM", zero, line)
+    for step in _scan_distances(net, length):
+        earlier_value = _shift_along_dim(net, value, dim, step, length, None)
+        earlier_index = _shift_along_dim(net, index, dim, step, length, None)
+        equal = base.elementwise(net, "EQUAL", value, earlier_value)
+        wins = base.elementwise(net, "GREATER" if largest else "LESS", value, earlier_value)
+        later = base.elementwise(net, "OR", wins, equal)
+        if base.dtype_of(value).is_floating_point:  # NaN is the extremum from its position on
+            later = base.elementwise(net, "OR", later, base.unary(net, "ISNAN", value))
+        value = where(net, later, value, earlier_value)
+        index = where(net, later, index, earlier_index)
+    return base.cast(net, value, dtype), index
+
+
+@block
+def cumulative_log_sum_exp(net: Net, x: Value, dim: int) -> ITensor:
+    """Return the cumulative log-sum-exp along a dim in float32, without overflow."""
+    length, value = _dim_length(net, x, dim), base.tensor(net, x, torch.float32)
+    none = base.tensor(net, -math.inf, torch.float32)
+    for step in _scan_distances(net, length):
+        before = _shift_along_dim(net, value, dim, step, length, none)
+        larger = base.elementwise(net, "MAX", before, value)
+        larger = where(net, base.unary(net, "ISINF", larger), 0.0, larger)
+        first, second = (base.unary(net, "EXP", base.elementwise(net, "SUB", v, larger)) for v in (before, value))
+        logarithm = base.unary(net, "LOG", base.elementwise(net, "SUM", first, second))
+        value = base.elementwise(net, "SUM", logarithm, larger)
+    return value
+
+
+def _dim_length(net: Net, x: Value, dim: int) -> Size:
+    if base.rank(x) == 0:
+        return 1
+    known = base.known_sizes(net, x)[dim]
+    return base.size(net, x, dim) if known is None else known
+
+
+def _scan_distances(net: Net, length: Size) -> list[int]:
+    """Return the distances 1, 2, 4, … below the dim's maximum size; a scan has a round of layers for each distance."""
+    longest = LONGEST if isinstance(length, trt.ITensor) else bounds_of(net, expression(length))[1]
+    return [1 << k for k in range(int(min(max(longest, 1), LONGEST) - 1).bit_length())]
+
+
+def _shift_along_dim(net: Net, x: ITensor, dim: int, step: int, length: Size, fill: ITensor | None) -> ITensor:
+    """Shift by ``step`` positions along a dim; the first positions get ``fill``, or the first element if it is None."""
+    mode = "CLAMP" if fill is None else "FILL"
+    axis = base.axis(dim, base.rank(x))
+    return strided_slice(net, x, [axis], [-step], [length], mode=mode, fill=fill)

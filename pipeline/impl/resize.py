@@ -46,8 +46,20 @@ def resize(net: Net, x: ITensor, options: Resize, sizes: Sequence[Size], scales:
     if base.rank(x) == 3 and base.dims(x)[2] < 0:
         sizes, scales = [1, *sizes] if sizes else [], None if scales is None else [1.0, *scales]
         return base.squeeze(net, resize(net, base.unsqueeze(net, x, [2]), options, sizes, scales), [2])
-    layer = net.add("resize", x)
-    _set_mode(layer, options)
+    layer, transformation = net.add("resize", x), trt.ResizeCoordinateTransformation
+    layer.resize_mode = trt.InterpolationMode.__members__["NEAREST" if options.is_nearest else options.mode.upper()]
+    if options.mode == "nearest":
+        layer.coordinate_transformation = transformation.ASYMMETRIC
+        layer.nearest_rounding = trt.ResizeRoundMode.FLOOR
+    elif options.align_corners:
+        layer.coordinate_transformation = transformation.ALIGN_CORNERS
+        layer.selector_for_single_pixel = trt.ResizeSelector.UPPER
+    else:
+        layer.coordinate_transformation = transformation.HALF_PIXEL
+    if options.mode == "nearest-exact":
+        layer.nearest_rounding = trt.ResizeRoundMode.HALF_UP
+    if options.mode == "cubic":
+        layer.cubic_coeff = -0.75
     if scales is not None:
         layer.scales = [1.0] * (base.rank(x) - len(scales)) + list(scales)
         return layer.get_output(0)
@@ -57,23 +69,6 @@ def resize(net: Net, x: ITensor, options: Resize, sizes: Sequence[Size], scales:
     else:
         layer.set_input(1, base.shape_tensor(net, shape))
     return layer.get_output(0)
-
-
-def _set_mode(layer: Any, options: Resize) -> None:
-    transformation = trt.ResizeCoordinateTransformation
-    layer.resize_mode = trt.InterpolationMode.__members__["NEAREST" if options.is_nearest else options.mode.upper()]
-    if options.mode == "nearest":
-        layer.coordinate_transformation = transformation.ASYMMETRIC
-        layer.nearest_rounding = trt.ResizeRoundMode.FLOOR
-        return
-    by_corners, by_pixels = transformation.ALIGN_CORNERS, transformation.HALF_PIXEL
-    layer.coordinate_transformation = by_corners if options.align_corners else by_pixels
-    if options.is_nearest:
-        layer.nearest_rounding = trt.ResizeRoundMode.HALF_UP
-    if options.align_corners:
-        layer.selector_for_single_pixel = trt.ResizeSelector.UPPER
-    if options.mode == "cubic":
-        layer.cubic_coeff = -0.75
 
 
 @block
@@ -105,26 +100,26 @@ def resize_by_taps(
     dtype, first = base.dtype_of(x), base.rank(x) - len(input_sizes)
     result = x if options.is_nearest else base.cast(net, x, torch.float32)
     for i, (size, wanted, scale) in enumerate(zip(input_sizes, result_sizes, scales, strict=True)):
-        if size is not None:
-            places, weights = _taps(options, size, wanted, scale)
-            result = _weighted_gather(net, result, first + i, places, None if options.is_nearest else weights)
+        if size is None:
+            continue
+        (places, weights), dim = _taps(options, size, wanted, scale), first + i
+        if options.is_nearest:
+            result = take(net, result, places[:, 0], dim)
+            continue
+        elements = take(net, result, places, dim)
+        shape = [1] * base.rank(elements)
+        shape[dim : dim + 2] = weights.shape
+        weighted = base.elementwise(net, "PROD", elements, base.constant(net, weights.reshape(shape)))
+        result = reduce(net, "SUM", weighted, [dim + 1], False)
     return base.cast(net, result, dtype)
-
-
-def _weighted_gather(net: Net, x: ITensor, dim: int, positions: Array, weights: Array | None) -> ITensor:
-    """Gather the elements at the positions [results, taps] along a dim, and sum each row by weights (None: one tap)."""
-    if weights is None:
-        return take(net, x, positions[:, 0], dim)
-    elements = take(net, x, positions, dim)
-    shape = [1] * base.rank(elements)
-    shape[dim : dim + 2] = weights.shape
-    weighted = base.elementwise(net, "PROD", elements, base.constant(net, weights.reshape(shape)))
-    return reduce(net, "SUM", weighted, [dim + 1], False)
 
 
 def _taps(options: Resize, input_size: int, result_size: int, scale: float | None) -> Taps:
     """Return the input positions for each element of a resized dim, and the weight of each position."""
-    step = _sample_distance(options, input_size, result_size, scale)
+    if options.align_corners:  # the distance in the input between neighbouring elements, in float32 as in eager
+        step = F((input_size - 1) / (result_size - 1)) if result_size > 1 else F(0)
+    else:
+        step = F(input_size / result_size) if scale is None else F(1 / scale)
     index = np.arange(result_size, dtype=F)
     if options.antialias:
         return _antialiased_taps(options, input_size, step, index)
@@ -140,13 +135,6 @@ def _taps(options: Resize, input_size: int, result_size: int, scale: float | Non
     taps = np.array([0, 1], F) if options.mode == "linear" else np.array([-1, 0, 1, 2], F)
     weight = _linear_kernel if options.mode == "linear" else _cubic_kernel
     return _clamp_taps(floor[:, None] + taps, weight(part - taps, -0.75), input_size)
-
-
-def _sample_distance(options: Resize, input_size: int, result_size: int, scale: float | None) -> Any:
-    """Return the distance in the input between neighbouring elements of the result, in float32 as in eager."""
-    if options.align_corners:
-        return F((input_size - 1) / (result_size - 1)) if result_size > 1 else F(0)
-    return F(input_size / result_size) if scale is None else F(1 / scale)
 
 
 def _clamp_taps(positions: Array, weights: Array, size: int) -> Taps:

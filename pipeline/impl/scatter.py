@@ -101,7 +101,9 @@ def scatter_reduce(
     index, source = _pad_if_empty(net, index, source, dim)
     places = base.known_sizes(net, x)[dim]
     sizes = [b if a == 1 else a for a, b in zip(*(base.known_sizes(net, v) for v in (index, source)), strict=True)]
-    hit = _compare_with_positions(net, index, dim, places)
+    column = [places if i == dim else 1 for i in range(base.rank(index) + 1)]
+    positions = base.cast(net, base.reshape(net, iota(net, [places], [1]), column), base.dtype_of(index))
+    hit = base.elementwise(net, "EQUAL", base.unsqueeze(net, index, [dim]), positions)
     source = base.unsqueeze(net, base.cast(net, source, dtype), [dim])
     matching = _elementwise.where(net, hit, source, _reduce.neutral_element(OPERATIONS[reduction], dtype), dtype)
     matching = base.with_sizes(net, matching, [*sizes[:dim], places, *sizes[dim:]])  # `reduce` adds no second pad
@@ -113,7 +115,9 @@ def scatter_reduce(
         reduced = (_elementwise.extremum if extreme else base.elementwise)(net, operation, old, reduced)
     if reduction == "mean" or not include_self:
         count = _reduce.reduce(net, "SUM", base.cast(net, hit, torch.int32), [dim + 1], False)
-        reduced = _divide_by_counts(net, reduced, count, include_self) if reduction == "mean" else reduced
+        if reduction == "mean":  # quotients of integers are rounded down
+            divisor = base.cast(net, _elementwise.binary(net, "SUM" if include_self else "MAX", count, 1), dtype)
+            reduced = base.elementwise(net, "DIV" if dtype.is_floating_point else "FLOOR_DIV", reduced, divisor)
         if not include_self:
             some = _elementwise.compare(net, "GREATER", count, 0)
             reduced = _elementwise.where(net, some, reduced, old, dtype)
@@ -131,22 +135,6 @@ def _pad_if_empty(net: Net, index: ITensor, source: ITensor, dim: int) -> tuple[
     if base.known_sizes(net, source)[dim] == 1:  # it is broadcast
         return index, source
     return index, strided_slice(net, source, [dim], [0], more, mode="FILL")
-
-
-def _compare_with_positions(net: Net, index: ITensor, dim: int, size: Size) -> ITensor:
-    """Return a mask: whether each index equals each of ``size`` positions, which are a new dim before ``dim``."""
-    rank = base.rank(index) + 1
-    places = base.reshape(net, iota(net, [size], [1]), [size if i == dim else 1 for i in range(rank)])
-    places = base.cast(net, places, base.dtype_of(index))
-    return base.elementwise(net, "EQUAL", base.unsqueeze(net, index, [dim]), places)
-
-
-def _divide_by_counts(net: Net, total: ITensor, count: ITensor, include_self: bool) -> ITensor:
-    """Divide each sum by its ``count``, plus 1 if ``include_self``; quotients of integers are rounded down."""
-    dtype = base.dtype_of(total)
-    number = _elementwise.binary(net, "SUM" if include_self else "MAX", count, 1)
-    divisor = base.cast(net, number, dtype)
-    return base.elementwise(net, "DIV" if dtype.is_floating_point else "FLOOR_DIV", total, divisor)
 
 
 @block
@@ -173,19 +161,15 @@ def cache_update(net: Net, cache: Value, rows: Value, starts: Value) -> ITensor:
     fits = CAPABILITIES.kv_cache_update and dtype in CACHE_DTYPES and min(base.dims(source)[1:]) > 0
     returned = net.ctx.node is not None and any(user.op == "output" for user in net.ctx.node.users)
     if not (fits and source.is_network_input and returned):
-        return _cache_update_by_scatter(net, source, rows, starts)
+        batch, heads, length, width = base.known_sizes(net, rows)
+        if length == 0:
+            return source
+        steps = iota(net, [length], [1], 0)
+        first = base.unsqueeze(net, base.cast(net, starts, torch.int64), [1])
+        places = base.elementwise(net, "SUM", first, base.unsqueeze(net, steps, [0]))
+        index = base.expand(net, base.unsqueeze(net, places, [1, 3]), [batch, heads, length, width])
+        return scatter(net, source, 2, index, rows)
     places = base.expand(net, base.cast(net, starts, torch.int32), [base.known_sizes(net, rows)[0]])
     result: ITensor = net.add("kv_cache_update", source, rows, places, trt.KVCacheMode.LINEAR).get_output(0)
     net.ctx.in_place.append(result)
     return result
-
-
-def _cache_update_by_scatter(net: Net, cache: ITensor, rows: ITensor, starts: ITensor) -> ITensor:
-    batch, heads, length, width = base.known_sizes(net, rows)
-    if length == 0:
-        return cache
-    steps = base.tensor(net, iota(net, [length], [1], 0))
-    first = base.unsqueeze(net, base.cast(net, starts, torch.int64), [1])
-    places = base.elementwise(net, "SUM", first, base.unsqueeze(net, steps, [0]))
-    index = base.expand(net, base.unsqueeze(net, places, [1, 3]), [batch, heads, length, width])
-    return scatter(net, cache, 2, index, rows)

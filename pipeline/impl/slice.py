@@ -3,8 +3,7 @@ Padding is a slice that extends beyond its tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import sympy
 
@@ -30,9 +29,12 @@ def slice_start(net: Net, bound: Size | None, size: Size) -> Size:
     """Return the start of a slice in a dim of this size, counted from the end if negative, then clamped to the dim."""
     if bound is None:
         return 0
-    low, high, value = sympy.Integer(0), expression(size), expression(bound)
-    wrapped = _wrap_negative(net, value, high)
-    return as_size(_clamp_size(net, wrapped, low, high))
+    high, value = expression(size), expression(bound)
+    least, most = bounds_of(net, value)
+    if least < 0:
+        value += high if most < 0 else high * sympy.Max(0, sympy.Min(1, -value))  # the factor is 0 for others
+    inside = sympy.Max(value, 0) if bounds_of(net, value)[0] < 0 else value  # a range may imply the bounds
+    return as_size(sympy.Min(inside, high) if bounds_of(net, value - high)[1] > 0 else inside)
 
 
 @network_query
@@ -53,20 +55,6 @@ def select(net: Net, x: ITensor, dim: int, index: Size) -> ITensor:
     return base.squeeze(net, one, [dim])
 
 
-def _wrap_negative(net: Net, value: Any, size: Any) -> Any:
-    """Let a negative index count from the start: add ``size * Max(0, Min(1, -value))``, which is 0 for others."""
-    low, high = bounds_of(net, value)
-    if low >= 0:
-        return value
-    return value + (size if high < 0 else size * sympy.Max(0, sympy.Min(1, -value)))
-
-
-def _clamp_size(net: Net, value: Any, low: Any, high: Any) -> Any:
-    """Clamp a size expression to ``low..high``; omit a bound if the ranges of the symbols already imply it."""
-    inside = sympy.Max(value, low) if bounds_of(net, value - low)[0] < 0 else value
-    return sympy.Min(inside, high) if bounds_of(net, value - high)[1] > 0 else inside
-
-
 @block
 def flip(net: Net, x: ITensor, dims: Sequence[int]) -> ITensor:
     """Reverse the order of elements along dims."""
@@ -75,15 +63,11 @@ def flip(net: Net, x: ITensor, dims: Sequence[int]) -> ITensor:
     if not axes:
         return x
     given = [sizes[a] for a in axes]
-    return strided_slice(net, x, axes, [_last_position(net, s) for s in given], given, stride=[-1] * len(axes))
-
-
-def _last_position(net: Net, size: Size) -> Size:
-    """Return the last position in a dim; 0 for an empty dim, since TensorRT rejects -1."""
-    last = size_sum([size, -1])
-    if not may_be_zero(net, size):
-        return last
-    return base.elementwise(net, "MAX", base.size_tensor(net, last), base.size_tensor(net, 0))
+    last = [size_sum([size, -1]) for size in given]
+    for i, size in enumerate(given):
+        if may_be_zero(net, size):  # TensorRT rejects a start of -1 in an empty dim
+            last[i] = base.elementwise(net, "MAX", base.size_tensor(net, last[i]), base.size_tensor(net, 0))
+    return strided_slice(net, x, axes, last, given, stride=[-1] * len(axes))
 
 
 @block
@@ -137,25 +121,16 @@ def pad(
     """Pad both ends of the last dims, or crop an end whose amount is negative. ``amounts``: before and after the last
     dim, then before and after the dim before it, …. ``shape``: the shape of the result."""
     rank = base.rank(x)
-    amount = {rank - 1 - i: (amounts[2 * i], amounts[2 * i + 1]) for i in range(len(amounts) // 2)}
-    axes = sorted(a for a, both in amount.items() if both != (0, 0))
+    amount = {rank - 1 - i: [amounts[2 * i], amounts[2 * i + 1]] for i in range(len(amounts) // 2)}
+    axes = sorted(a for a, both in amount.items() if both != [0, 0])
     if not axes:
         return x
     if mode == "circular" and any(isinstance(n, int) and n < 0 for n in amounts):
-        x = _crop(net, x, amount)
-        amount = {a: (_zero_if_negative(before), _zero_if_negative(after)) for a, (before, after) in amount.items()}
+        dims, known = sorted(amount), base.known_sizes(net, x)
+        kept = {a: [max(n, 0) if isinstance(n, int) else n for n in amount[a]] for a in dims}
+        less = {a: [size_sum([n, negate(k)]) for n, k in zip(amount[a], kept[a], strict=True)] for a in dims}
+        cropped = [size_sum([known[a], *less[a]]) for a in dims]
+        x, amount = strided_slice(net, x, dims, [negate(less[a][0]) for a in dims], cropped), kept
     fill = base.tensor(net, value, base.dtype_of(x)) if mode == "constant" and value not in (0, False) else None
     start, sizes = [negate(amount[a][0]) for a in axes], [shape[a] for a in axes]
     return strided_slice(net, x, axes, start, sizes, mode=MODES[mode], fill=fill)
-
-
-def _crop(net: Net, x: ITensor, amounts_by_dim: Mapping[int, tuple[Size, Size]]) -> ITensor:
-    """Crop each end with a negative amount; leave the others. ``amounts_by_dim``: (before, after) for each dim."""
-    axes, known = sorted(amounts_by_dim), base.known_sizes(net, x)
-    less = {a: [size_sum([n, negate(_zero_if_negative(n))]) for n in amounts_by_dim[a]] for a in axes}
-    sizes = [size_sum([known[a], *less[a]]) for a in axes]
-    return strided_slice(net, x, axes, [negate(less[a][0]) for a in axes], sizes)
-
-
-def _zero_if_negative(amount: Size) -> Size:
-    return max(amount, 0) if isinstance(amount, int) else amount

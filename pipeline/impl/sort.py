@@ -87,26 +87,22 @@ def _add_topk_layer(net: Net, x: ITensor, k: Size, axis: int, largest: bool) -> 
 @block
 def extremum(net: Net, largest: bool, x: Value, dim: int, keepdim: bool) -> ValuesAndIndices:
     """Return the largest (or smallest) element along a dim and its index; of equal elements or NaNs, the first."""
-    values, indices = _extremum_or_nan(net, largest, x, dim)
-    if keepdim or base.rank(x) == 0:
-        return values, indices
-    values, indices = (base.squeeze(net, f, [base.axis(dim, base.rank(x))]) for f in (values, indices))
-    return values, indices
-
-
-def _extremum_or_nan(net: Net, largest: bool, x: Value, dim: int) -> ValuesAndIndices:
-    """Return the extremum along a dim and its index; the first NaN if there is one."""
     dtype, rank = base.dtype_of(x), base.rank(x)
     if not dtype.is_floating_point:
-        return topk(net, x, 1, dim, largest)
-    value = base.tensor(net, x)
-    there = any_nan(net, value, [base.axis(dim, rank)] if rank else [], keepdim=True)
-    marks = base.cast(net, base.unary(net, "ISNAN", value), torch.int32)
-    marks = base.cast(net, marks if largest else base.unary(net, "NEG", marks), dtype)
-    wide = base.tensor(net, where(net, there, marks, value, dtype), rank=2)
-    axis = base.axis(dim, max(rank, 1)) + base.rank(wide) - max(rank, 1)
-    values, indices = (base.squeeze(net, f, range(2 - rank)) for f in _topk_along_any_dim(net, wide, 1, axis, largest))
-    return where(net, there, math.nan, values, dtype), base.cast(net, indices, torch.int64)
+        values, indices = topk(net, x, 1, dim, largest)
+    else:
+        value = base.tensor(net, x)
+        there = any_nan(net, value, [base.axis(dim, rank)] if rank else [], keepdim=True)
+        marks = base.cast(net, base.unary(net, "ISNAN", value), torch.int32)
+        marks = base.cast(net, marks if largest else base.unary(net, "NEG", marks), dtype)
+        wide = base.tensor(net, where(net, there, marks, value, dtype), rank=2)
+        axis = base.axis(dim, max(rank, 1)) + base.rank(wide) - max(rank, 1)
+        found = _topk_along_any_dim(net, wide, 1, axis, largest)
+        values, indices = (base.squeeze(net, f, range(2 - rank)) for f in found)
+        values, indices = where(net, there, math.nan, values, dtype), base.cast(net, indices, torch.int64)
+    if not keepdim and rank:
+        values, indices = (base.squeeze(net, f, [base.axis(dim, rank)]) for f in (values, indices))
+    return values, indices
 
 
 @block

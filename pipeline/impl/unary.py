@@ -9,7 +9,7 @@ import torch
 from pipeline.impl import base
 from pipeline.impl.base import ITensor, Value
 from pipeline.impl.block_decorators import block
-from pipeline.impl.elementwise import arithmetic_dtype, is_nan, layer, logical_not, where, wide_dtype
+from pipeline.impl.elementwise import arithmetic_dtype, layer, logical_not, where, wide_dtype
 from pipeline.network.net import Net
 
 
@@ -46,13 +46,7 @@ def sign(net: Net, x: Value) -> ITensor:
     result = signed_function(net, "SIGN", x)
     if not base.dtype_of(result).is_floating_point:
         return result
-    return where(net, is_nan(net, base.tensor(net, x)), 0.0, result, base.dtype_of(result))
-
-
-@block
-def absolute(net: Net, x: ITensor) -> ITensor:
-    """Return the absolute value ``|x|``."""
-    return base.unary(net, "ABS", x)
+    return where(net, base.unary(net, "ISNAN", base.tensor(net, x)), 0.0, result, base.dtype_of(result))
 
 
 @block
@@ -118,7 +112,7 @@ def expm1(net: Net, x: Value) -> ITensor:
 
 
 def _is_near_zero(net: Net, x: ITensor, bound: float) -> ITensor:
-    return layer(net, "LESS", absolute(net, x), bound, base.dtype_of(x))
+    return layer(net, "LESS", base.unary(net, "ABS", x), bound, base.dtype_of(x))
 
 
 @block
@@ -135,7 +129,7 @@ def atan2(net: Net, y: Value, x: Value) -> ITensor:
     """Return the angle of ``(x, y)``: the arctangent of the smaller over the larger coordinate, moved to its octant."""
     rank = max(base.rank(x), base.rank(y))
     a, b = (base.tensor(net, v, torch.float32, rank=rank) for v in (x, y))
-    width, height = absolute(net, a), absolute(net, b)
+    width, height = base.unary(net, "ABS", a), base.unary(net, "ABS", b)
     steep = base.elementwise(net, "GREATER", height, width)
     small, large = where(net, steep, width, height), where(net, steep, height, width)
     same = base.elementwise(net, "EQUAL", height, width)  # both zero, or both infinite

@@ -15,6 +15,8 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
+from pipeline.converters.composite_math import polynomial
+
 Parts: TypeAlias = tuple[Tensor, ...]
 """The float32 tensors that represent a float64 value in a `Format`."""
 
@@ -156,8 +158,8 @@ def reduced_sine_and_cosine(turns: Parts) -> Parts:
     coarse = coarse - quarters * 0.25
     angle = coarse + turns[1]
     square = angle * angle
-    sine = coarse * TURN + (turns[1] * TURN + angle * _evaluate_polynomial(square, SINE))
-    return sine, 1 + square * _evaluate_polynomial(square, COSINE), quarters
+    sine = coarse * TURN + (turns[1] * TURN + angle * polynomial(square, SINE))
+    return sine, 1 + square * polynomial(square, COSINE), quarters
 
 
 def sine_from_reduced(reduced: Parts) -> Parts:
@@ -176,14 +178,6 @@ def _rotate_by_quarters(value_if_even: Tensor, value_if_odd: Tensor, quarters: T
     """Return ``value_if_odd`` where ``quarters`` is -1 or 1, else ``value_if_even``; negated where ``is_negative``."""
     value = torch.where(quarters.abs() == 1, value_if_odd, value_if_even)
     return torch.where(is_negative, -value, value)
-
-
-def _evaluate_polynomial(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
-    *rest, value = coefficients
-    result = x * value + rest.pop()
-    while rest:
-        result = result * x + rest.pop()
-    return result
 
 
 GIVEN: Final = {

@@ -68,7 +68,10 @@ def fuse_attention(rewriting: Rewriting) -> None:
     for node in rewriting.nodes(*PRODUCTS):
         weights, value = node.args[:2]
         softmax = _skip_copies_and_casts(weights)
-        if not _is_softmax_of_last_dim(softmax) or not isinstance(value, Node) or dtype_of(value) != dtype_of(node):
+        if not isinstance(softmax, Node) or softmax.target not in (aten.softmax.int, aten._softmax.default):
+            continue
+        is_last_dim = argument(softmax, "dim") in (-1, rank_of(softmax) - 1)
+        if not is_last_dim or not isinstance(value, Node) or dtype_of(value) != dtype_of(node):
             continue
         if not _is_only_reader_of_chain(weights, softmax, node):
             continue
@@ -89,12 +92,6 @@ def _replace_by_attention(rewriting: Rewriting, matmul: Node, scores: Scores, va
     new = rewriting.create(SDPA, arguments, {"scale": scores.scale}, matmul)
     if not (rewriting.accepted(new) and is_fused(new, rewriting.program.settings) and rewriting.replace(matmul, new)):
         rewriting.erase(new)
-
-
-def _is_softmax_of_last_dim(node: object) -> bool:
-    if not isinstance(node, Node) or node.target not in (aten.softmax.int, aten._softmax.default):
-        return False
-    return argument(node, "dim") in (-1, rank_of(node) - 1)
 
 
 def _skip_copies_and_casts(node: object) -> Argument:

@@ -61,12 +61,6 @@ def masked_rows(rewriting: Rewriting) -> None:
     """Return 0 for completely masked rows of attentions, as eager does, at the least cost: set the values to 0 if the
     mask is the same for all queries; else set rows of the following linear layer's result to its bias."""
     opened: dict[Node, OpenedMask | None] = {}
-
-    def open_once(mask: Node, before: Node) -> OpenedMask | None:
-        if mask not in opened:
-            opened[mask] = _unmask_fully_masked_rows(rewriting, mask, before)
-        return opened[mask]
-
     for node in rewriting.nodes(SDPA):
         mask = None if rewriting.is_slow_attention(node) else argument(node, "attn_mask")
         if not isinstance(mask, Node) or promises_key_in_row(mask) or unmasks_every_row(mask):
@@ -78,14 +72,18 @@ def masked_rows(rewriting: Rewriting) -> None:
         one_head = rank_of(mask) >= 2 and all(size == 1 for size in shape_of(mask.meta["val"])[-3:-2])
         if row is None and (projection is None or not one_head):
             continue
-        made = open_once(row or mask, node)
+        if (row or mask) not in opened:
+            opened[row or mask] = _unmask_fully_masked_rows(rewriting, row or mask, node)
+        made = opened[row or mask]
         if made is not None and row is not None:
-            _zero_masked_values(rewriting, node, made)
+            create = rewriting.before(node)  # the values become 0 in batches whose keys are all masked
+            zero = create(aten.full.default, [], 0.0, dtype=dtype_of(node))
+            values = create(aten.where.self, made.alive, node.args[2], zero)
+            if rewriting.accepted(values) and have_same_type(node.args[2], values):  # type: ignore[arg-type]
+                replace_mask(rewriting, node, made.mask, values)
+            create.erase_unread()
         elif made is not None and projection is not None and _select_bias_in_masked_rows(rewriting, projection, made):
             replace_mask(rewriting, node, made.mask)
-    for made in filter(None, opened.values()):
-        for each in (made.mask, made.rows, made.alive):
-            rewriting.erase(each)
 
 
 def _has_one_query(rewriting: Rewriting, attention: Node) -> bool:
@@ -110,17 +108,6 @@ def _mask_shared_by_queries(rewriting: Rewriting, mask: object) -> Node | None:
         else:
             return None
     return None
-
-
-def _zero_masked_values(rewriting: Rewriting, attention: Node, opened_mask: OpenedMask) -> None:
-    """Set the values of an attention to 0 in batches whose keys are all masked, so that the result is 0 there; and use
-    ``opened_mask``, which unmasks these keys, so that the softmax is not NaN."""
-    create, value = rewriting.before(attention), attention.args[2]
-    zero = create(aten.full.default, [], 0.0, dtype=dtype_of(attention))
-    values = create(aten.where.self, opened_mask.alive, value, zero)
-    if rewriting.accepted(values) and have_same_type(value, values):  # type: ignore[arg-type]
-        replace_mask(rewriting, attention, opened_mask.mask, values)
-    create.erase_unread()
 
 
 def _match_projection_of_attention(node: Node) -> Projection | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate
 
 from attrs import frozen
@@ -24,15 +24,16 @@ def merge_head_views(rewriting: Rewriting) -> None:
     """
     for node in list(rewriting.graph.nodes):
         parts = list(_head_slices(node))
-        if len(parts) > 1 and _have_equal_head_width(node, parts):
-            first, width = min(part.view for part in parts), parts[0].width
+        width = parts[0].width if len(parts) > 1 else 0
+        starts = [node.meta["val"].shape[-1], *(part.start for part in parts)] if width else []
+        if starts and {part.width for part in parts} == {width} and all(start % width == 0 for start in starts):
+            first = min(part.view for part in parts)
             sizes = [node.meta["val"].shape[-1] // width, width]
             whole = rewriting.create(aten.unflatten.int, (node, rank_of(node) - 1, sizes), {}, first)
             for part in parts if rewriting.accepted(whole) else ():
                 start = part.start // width
                 heads = (whole, rank_of(whole) - 2, start, start + part.heads)
                 rewriting.offer(part.view, aten.slice.Tensor, heads)
-            rewriting.erase(whole)
 
 
 @frozen
@@ -49,7 +50,11 @@ def _head_slices(node: Node) -> Iterator[HeadSlice]:
     """Yield the slices of a node's last dim that are only read by a reshape to heads."""
     for piece, start in last_dim_slices_with_starts(node):
         view = only_reader(piece)
-        if view is not None and _splits_last_dim_in_two(view, piece) and not is_output(view):
+        if view is None or op_kind(view.target) is not Kind.RESHAPES or is_output(view):
+            continue
+        seen, given = shape_of(view.meta["val"]), shape_of(piece.meta["val"])
+        splits_last = len(seen) == len(given) + 1 and seen[:-2] == given[:-1]
+        if splits_last and all(isinstance(size, int) for size in seen[-2:]):
             yield HeadSlice(view, start, *view.meta["val"].shape[-2:])
 
 
@@ -71,18 +76,3 @@ def _slices_last_dim(user: Node, node: Node) -> bool:
     sizes = [node.meta["val"].shape[-1], *(piece.shape[-1] for piece in tree_leaves(user.meta["val"]))]
     last = argument(user, "dim") % rank_of(node) == rank_of(node) - 1
     return last and all(isinstance(size, int) for size in sizes)
-
-
-def _splits_last_dim_in_two(view: Node, source: Node) -> bool:
-    """Return whether a view splits the last dim in two and changes nothing else."""
-    if op_kind(view.target) is not Kind.RESHAPES:
-        return False
-    seen, given = shape_of(view.meta["val"]), shape_of(source.meta["val"])
-    return len(seen) == len(given) + 1 and seen[:-2] == given[:-1] and all(isinstance(s, int) for s in seen[-2:])
-
-
-def _have_equal_head_width(node: Node, slices: Sequence[HeadSlice]) -> bool:
-    """Return whether all heads have the same width and begin at multiples of it."""
-    width = slices[0].width
-    starts = [node.meta["val"].shape[-1], *(part.start for part in slices)]
-    return width > 0 and all(part.width == width for part in slices) and all(start % width == 0 for start in starts)

@@ -22,20 +22,16 @@ def merge_linears(rewriting: Rewriting) -> None:
     """
     groups = defaultdict[Any, list[Node]](list)
     for node in rewriting.nodes(aten.linear.default):
-        if _is_mergeable(rewriting, node):
+        x, *constants = node.args
+        alone = all(
+            c.op == "placeholder" and rewriting.owns_constant(node, c) for c in constants if isinstance(c, Node)
+        )
+        if alone and rank_of(x) >= 2 and not is_output(node) and rewriting.accepted(node):  # type: ignore[arg-type]
             module = module_path(node).rpartition(".")[0]
-            groups[node.args[0], argument(node, "bias") is None, module].append(node)
+            groups[x, argument(node, "bias") is None, module].append(node)
     for nodes in groups.values():
         if len(nodes) > 1:
             _merge_linear_layers(rewriting, nodes)
-
-
-def _is_mergeable(rewriting: Rewriting, node: Node) -> bool:
-    """Return whether a linear layer can be merged: a converter accepts it, nothing else reads its weight and bias,
-    which are constants, and its result is not an output of the program."""
-    x, *constants = node.args
-    alone = all(c.op == "placeholder" and rewriting.owns_constant(node, c) for c in constants if isinstance(c, Node))
-    return alone and rank_of(x) >= 2 and not is_output(node) and rewriting.accepted(node)  # type: ignore[arg-type]
 
 
 def _merge_linear_layers(rewriting: Rewriting, nodes: Sequence[Node]) -> None:
@@ -51,5 +47,3 @@ def _merge_linear_layers(rewriting: Rewriting, nodes: Sequence[Node]) -> None:
     if all(map(rewriting.accepted, [whole, *parts])):
         for node, part in zip(nodes, parts, strict=True):
             rewriting.replace(node, part)
-    for part in parts:
-        rewriting.erase(part)

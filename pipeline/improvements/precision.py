@@ -5,8 +5,9 @@ An operator without a rule runs in float32: only operators that are known to be 
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import Any, Final, Literal, TypeAlias
@@ -15,9 +16,12 @@ import torch
 from attrs import frozen
 from torch._ops import OpOverload, OpOverloadPacket
 
+from pipeline.aten.naming import module_path
 from pipeline.aten.traits import CONTRACTIONS, PART, Kind, op_kind
-from pipeline.records.executed_ops import ModulePredicate, qualified_names
+from pipeline.records.executed_ops import ModulePredicate, entry_name, qualified_names
 from pipeline.records.wording import items_of
+
+log = logging.getLogger(__name__)
 
 Mode: TypeAlias = Literal["half", "float32", "inputs", "said"]
 Excluded: TypeAlias = OpOverload[..., Any] | OpOverloadPacket[..., Any] | str | ModulePredicate
@@ -123,3 +127,11 @@ def excludes(entry: Excluded, target: object, path: str) -> bool:
             names |= {above, f".{above}"}  # ``*.head`` matches ``head`` too
         return any(fnmatchcase(name, entry) for name in names)
     return bool(entry(path))
+
+
+def warn_of_unmatched(exclude: Iterable[Excluded], graph: torch.fx.Graph, stage: str) -> None:
+    """Log a warning for each entry of a stage's ``exclude`` that matches no operator or module of the graph."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    for entry in exclude:
+        if not any(excludes(entry, node.target, module_path(node)) for node in calls):
+            log.warning("%s: %s in exclude matches no operator or module of this model", stage, entry_name(entry))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import TypeAlias, overload
 
@@ -66,13 +67,14 @@ class Rewriting:
                 node.target = node.target.func
 
     def _run(self, improvement: Improvement) -> None:
-        """Apply a pass, but stop it before a change that would need the value of a data-dependent size."""
+        """Apply a pass, but stop it before a change that would need the value of a data-dependent size; then erase the
+        nodes that it created and that no node reads."""
         self.created.clear()
         self._constant.clear()
-        try:
+        with suppress(GuardOnDataDependentSymNode):
             improvement.apply(self)
-        except GuardOnDataDependentSymNode:
-            self.erase_unread()
+        for node in reversed(self.created):
+            self.erase(node)
 
     def _names_of_read_user_calls(self) -> list[str]:
         """Return the names of the calls that passes must not change (targets are `partial`) and that nodes read."""
@@ -141,11 +143,6 @@ class Rewriting:
             if dead.op == "call_function" and not dead.users and not dead._erased:
                 waiting += dead.all_input_nodes
                 self.graph.erase_node(dead)
-
-    def erase_unread(self) -> None:
-        """Erase the nodes that the current pass created and that no node reads."""
-        for node in reversed(self.created):
-            self.erase(node)
 
     def is_constant(self, node: object) -> bool:
         """Return whether a value is a number, or depends only on the model's tensors, so that it can be folded."""

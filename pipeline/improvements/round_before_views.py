@@ -5,16 +5,7 @@ from __future__ import annotations
 import torch
 
 from pipeline.aten.traits import Kind, op_kind
-from pipeline.improvements.rewriting import (
-    CallBuilder,
-    Node,
-    Rewriting,
-    dtype_of,
-    improvement,
-    is_output,
-    only_reader,
-    source_of,
-)
+from pipeline.improvements.rewriting import Node, Rewriting, dtype_of, improvement, is_output, only_reader, source_of
 from pipeline.quirks import is_avoided
 
 VIEWS = (Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES)
@@ -34,7 +25,10 @@ def round_before_views(rewriting: Rewriting) -> None:
             continue
         views = _views_ending_at(source_of(node)) if dtype_of(source_of(node)) == torch.float32 else []
         if views:
-            _cast_before_views(rewriting.before(node), views)
+            create, new = rewriting.before(node), source_of(views[0])
+            for moved in (node, *views):
+                new = create(moved.target, new, *moved.args[1:], **moved.kwargs)
+            create.replace(new)
 
 
 def _views_ending_at(node: Node) -> list[Node]:
@@ -44,11 +38,3 @@ def _views_ending_at(node: Node) -> list[Node]:
         found.insert(0, node)
         node = source_of(node)
     return found if node.op == "call_function" else []
-
-
-def _cast_before_views(create: CallBuilder, views: list[Node]) -> None:
-    """Replace a chain of views and the builder's node, a cast of it, by the cast and then the views."""
-    new = source_of(views[0])
-    for moved in (create.node, *views):
-        new = create(moved.target, new, *moved.args[1:], **moved.kwargs)
-    create.replace(new)

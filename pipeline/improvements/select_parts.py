@@ -23,7 +23,6 @@ def select_parts(rewriting: Rewriting) -> None:
             view = rewriting.create(aten.unflatten.int, (node, last, [len(parts), width]), {}, node.next)
             for index, (part, _) in enumerate(parts) if rewriting.accepted(view) else ():
                 rewriting.offer(part, aten.select.int, (view, last, index))
-            rewriting.erase(view)
 
 
 def _is_cut_into_equal_parts(node: Node, slices: Sequence[tuple[Node, int]]) -> bool:

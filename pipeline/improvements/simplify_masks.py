@@ -60,8 +60,6 @@ def simplify_masks(rewriting: Rewriting) -> None:
                 shown[mask] = rewriting.create(OPEN_MASK, (mask,), {}, node)
             if rewriting.accepted(shown[mask]):
                 replace_mask(rewriting, node, shown[mask])
-    for made in shown.values():
-        rewriting.erase(made)
 
 
 def replace_mask(rewriting: Rewriting, sdpa: Node, mask: Node | None, values: Argument = None) -> None:
@@ -176,14 +174,9 @@ def _bounds_before_rounding(rewriting: Rewriting, node: Node) -> Steps[Bounds | 
         return (1.0, 1.0) if isinstance(args[1], int | float) and inner[0] >= args[1] else None
     if shifted:
         return inner[0] + args[1], inner[1] + args[1]
-    return _cast_bounds(inner, dtype_of(args[0]), dtype_of(node))
-
-
-def _cast_bounds(bounds: Bounds, source_dtype: torch.dtype | None, dtype: torch.dtype | None) -> Bounds | None:
-    """Convert bounds to another dtype; return None for a cast from float to integer."""
-    if dtype == torch.bool:
-        return (1.0, 1.0) if bounds[0] > 0 or bounds[1] < 0 else (0.0, 0.0) if bounds == (0, 0) else None
-    return None if source_dtype in FLOATS and dtype not in FLOATS else bounds
+    if dtype_of(node) == torch.bool:
+        return (1.0, 1.0) if inner[0] > 0 or inner[1] < 0 else (0.0, 0.0) if inner == (0, 0) else None
+    return None if dtype_of(args[0]) in FLOATS and dtype_of(node) not in FLOATS else inner  # a cast to integers
 
 
 def _is_causal_mask(rewriting: Rewriting, node: Node) -> Steps[bool]:

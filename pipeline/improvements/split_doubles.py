@@ -55,7 +55,6 @@ def split_doubles(rewriting: Rewriting) -> None:
     made = values.create_parts(supported_casts)
     if made and all(rewriting.accepted(node) for node in rewriting.created if dtype_of(node) != torch.float64):
         values.replace_casts(supported_casts)
-    rewriting.erase_unread()
 
 
 class _Float64Values:

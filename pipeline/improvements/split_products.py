@@ -40,8 +40,12 @@ def split_products(rewriting: Rewriting) -> None:
         return
     for node in rewriting.nodes(aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default):
         product = _match_product(rewriting, node)
-        parts = 1 if product is None else number_of_parts(_rows_per_profile(rewriting, product.x), *product.sizes)
-        if product is not None and parts > 1:
+        if product is None:
+            continue
+        count, program = math.prod(shape_of(product.x.meta["val"])[:-1]), rewriting.program
+        ranges = [bounds(count, {**program.shapes, **narrowed}) for narrowed in program.profiles or (FrozenDict(),)]
+        parts = number_of_parts([rows.opt for rows in ranges], *product.sizes)
+        if parts > 1:
             _replace_by_parts(rewriting.before(node), product, parts)
 
 
@@ -88,12 +92,6 @@ def _match_product(rewriting: Rewriting, node: Node) -> Product | None:
     if not plain or not halves or rank_of(x) < 2 or rank_of(weight) != 2:
         return None
     return Product(x, weight, bias, node.target is aten.linear.default)  # type: ignore[arg-type]
-
-
-def _rows_per_profile(rewriting: Rewriting, x: Node) -> list[int]:
-    """Return, for each profile, the number of rows of ``x`` that the profile is tuned for."""
-    count, program = math.prod(shape_of(x.meta["val"])[:-1]), rewriting.program
-    return [bounds(count, {**program.shapes, **narrowed}).opt for narrowed in program.profiles or (FrozenDict(),)]
 
 
 def _replace_by_parts(create: CallBuilder, product: Product, parts: int) -> None:

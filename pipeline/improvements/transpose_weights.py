@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pipeline.aten.arguments import argument
-from pipeline.aten.types import Argument
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
 
 PRODUCTS = (aten.addmm.default, aten.mm.default, aten.matmul.default)
@@ -22,15 +19,8 @@ def transpose_weights(rewriting: Rewriting) -> None:
         *bias, x, weight = node.args
         if not (isinstance(x, Node) and isinstance(weight, Node) and weight.op == "placeholder"):
             continue
-        if rank_of(weight) == 2 and rewriting.owns_constant(node, weight) and _adds_nothing_or_vector(node, bias):
+        is_vector = bool(bias) and isinstance(bias[0], Node) and rank_of(bias[0]) == 1
+        plain = not bias or (is_vector and argument(node, "alpha") == argument(node, "beta") == 1)
+        if plain and rank_of(weight) == 2 and rewriting.owns_constant(node, weight):
             turned = rewriting.create(aten.transpose.int, (weight, 0, 1), {}, node)
-            if rewriting.offer(node, aten.linear.default, (x, turned, *bias)) is None:
-                rewriting.erase(turned)
-
-
-def _adds_nothing_or_vector(node: Node, bias: Sequence[Argument]) -> bool:
-    """Return whether a matmul adds nothing or one unscaled vector. ``bias``: its arguments before the matrices."""
-    if not bias:
-        return True
-    [added] = bias
-    return isinstance(added, Node) and rank_of(added) == 1 and argument(node, "alpha") == argument(node, "beta") == 1
+            rewriting.offer(node, aten.linear.default, (x, turned, *bias))

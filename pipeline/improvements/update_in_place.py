@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from attrs import evolve, frozen
 from torch.fx.node import map_arg
 
@@ -17,14 +16,12 @@ from pipeline.aten.graphs import results_of
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE, CACHE_WRITE
 from pipeline.capture.fake_tensors import suppress_guards
 from pipeline.frozen import FrozenDict
+from pipeline.impl.scatter import CACHE_DTYPES
 from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output
 from pipeline.improvements.writes import match_index_copy, match_write
 from pipeline.program import Output
 from pipeline.shapes.environment import Expr, shape_of
 from pipeline.trt import CAPABILITIES
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""The dtypes that TensorRT's cache update layer supports."""
 
 SMALL = 1 << 16
 """The minimum bytes of a buffer for which PyTorch writes between two engines: copying less in an engine is as fast."""
@@ -121,7 +118,7 @@ def _is_slice_that_was_written(view: Node, write: Node) -> bool:
 def _use_cache_update(rewriting: Rewriting, buffer: BufferWrite, out_index: int) -> tuple[Node, PositionCheck] | None:
     """Replace the write that computes output ``out_index`` of the program, a buffer, by an in-place update. Return the
     placeholder of the updated cache and the condition to check at run time; None if nothing was replaced."""
-    can = CAPABILITIES.kv_cache_update and buffer.placeholder.meta["val"].dtype in DTYPES
+    can = CAPABILITIES.kv_cache_update and buffer.placeholder.meta["val"].dtype in CACHE_DTYPES
     write = match_write(rewriting, buffer.written) if can else None
     if write is None:
         return None

@@ -39,7 +39,12 @@ def _start_of_counting_rows(rewriting: Rewriting, node: Any) -> Steps[Start | No
     if not isinstance(node, Node):
         return None
     if node.op == "placeholder":
-        return _start_of_counting_constant(rewriting, node)
+        value = rewriting.known_value(node)
+        if value is None or value.dtype not in INTS or not value.numel():
+            return None
+        first = int(value.flatten()[0])
+        counted = first + torch.arange(value.shape[-1]).expand(value.shape)
+        return first if torch.equal(value.to(torch.int64), counted) else None
     found: Start | None = None
     if node.target in RANGES:
         step = argument(node, "step") if node.target is aten.arange.start_step else 1
@@ -54,16 +59,6 @@ def _start_of_counting_rows(rewriting: Rewriting, node: Any) -> Steps[Start | No
     if same or (kind in (Kind.SQUEEZES, Kind.RESHAPES, Kind.SELECTS) and _reshapes_one_row(node)):
         found = yield _start_of_counting_rows, rewriting, node.args[0]
     return found
-
-
-def _start_of_counting_constant(rewriting: Rewriting, node: Node) -> Start | None:
-    """Return the element with which all rows of a constant begin, if they count up by 1; None for other nodes."""
-    value = rewriting.known_value(node)
-    if value is None or value.dtype not in INTS or not value.numel():
-        return None
-    start = int(value.flatten()[0])
-    counted = start + torch.arange(value.shape[-1]).expand(value.shape)
-    return start if torch.equal(value.to(torch.int64), counted) else None
 
 
 def _start_of_sum(rewriting: Rewriting, node: Node) -> Steps[Start | None]:

@@ -114,16 +114,6 @@ def read_collective(layer: trt.ILayer, name: str) -> Value:
     return operation if name == "operation" else reduction
 
 
-def read_plugin_attribute(layer: trt.ILayer, name: str) -> Value:
-    """Read an attribute of a V2 plugin (such as its type or version) from its layer, as text."""
-    return str(getattr(layer.plugin, name))
-
-
-def read_plugin_state(layer: trt.ILayer, name: str) -> Value:
-    """Return a digest of the serialized state of a V2 plugin layer."""
-    return sha256_of(layer.plugin.serialize())
-
-
 def read_v3_plugin_id(layer: trt.ILayer, name: str) -> Value:
     """Read the name, version or namespace of a V3 plugin from its layer, as text."""
     return str(getattr(layer.plugin.get_capability_interface(trt.PluginCapabilityType.CORE), name))
@@ -208,8 +198,11 @@ ATTRIBUTES: Mapping[str, tuple[Attribute, ...]] = MappingProxyType(
         "ONE_HOT": typed(plain, "axis"),
         "PADDING": typed(dims, "pre_padding_nd", "post_padding_nd"),
         "PLUGIN_V2": (
-            *typed(read_plugin_attribute, "plugin_type", "plugin_version", "plugin_namespace"),
-            *typed(read_plugin_state, "serialized"),
+            *typed(
+                lambda layer, name: str(getattr(layer.plugin, name)),
+                *("plugin_type", "plugin_version", "plugin_namespace"),
+            ),
+            *typed(lambda layer, name: sha256_of(layer.plugin.serialize()), "serialized"),
         ),
         "PLUGIN_V3": (
             *typed(read_v3_plugin_id, "plugin_name", "plugin_version", "plugin_namespace"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from itertools import count
 from types import MappingProxyType
 
 from attrs import frozen
@@ -13,15 +15,10 @@ from pipeline.network.description import Layer, Network, Tensor
 NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 
-class _Numbering(dict[str, str]):
-    """A dictionary that assigns numbered names, ``t0``, ``t1`` …, to names in order of first use."""
-
-    def __init__(self, letter: str) -> None:
-        self.letter = letter
-
-    def __missing__(self, name: str) -> str:
-        self[name] = f"{self.letter}{len(self)}"
-        return self[name]
+def _numbering(letter: str) -> defaultdict[str, str]:
+    """Return a dictionary that assigns numbered names, ``t0``, ``t1`` …, to names in order of first use."""
+    numbers = count()
+    return defaultdict(lambda: f"{letter}{next(numbers)}")
 
 
 @frozen
@@ -48,7 +45,7 @@ def canonical(network: Network, sizes: Collection[str] = (), locations: Mapping[
         sizes: the names of inputs that are sizes, not tensors.
         locations: what each engine input or output is in the program (``input 0``), by name.
     """
-    tensors, weights, dimensions = _Numbering("t"), _Numbering("w"), _Numbering("d")
+    tensors, weights, dimensions = _numbering("t"), _numbering("w"), _numbering("d")
 
     def renamed(tensor: Tensor) -> Tensor:
         return Tensor(tensors[tensor.name], tensor.dtype, tensor.shape)

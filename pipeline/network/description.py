@@ -15,23 +15,6 @@ import attrs
 from pipeline.network.attributes import ATTRIBUTES, UNREADABLE, WEIGHTS, Value, read_dims
 from pipeline.trt import dtype_name, layer_kind, trt, typed_layer, weights_pointer
 
-__all__ = [
-    "ATTRIBUTES",
-    "UNREADABLE",
-    "WEIGHTS",
-    "Layer",
-    "LayerWeights",
-    "Network",
-    "Profile",
-    "Tensor",
-    "Value",
-    "Weight",
-    "describe",
-    "layer_weights",
-    "network_weights",
-    "value_text",
-]
-
 
 @attrs.frozen
 class Tensor:
@@ -245,7 +228,7 @@ class _NetworkReader:
 
     def describe_input(self, tensor: trt.ITensor, default_name: str) -> Tensor:
         found = self.describe_tensor(tensor, default_name)
-        names = tuple(tensor.get_dimension_name(i) for i in range(len(found.shape)))
+        names = tuple(tensor.get_dimension_name(i) or "" for i in range(len(found.shape)))
         return attrs.evolve(found, dimension_names=names if any(names) else ())
 
     def describe_layer(self, layer: trt.ILayer, name: str) -> Layer:
@@ -253,12 +236,14 @@ class _NetworkReader:
         if kind in UNREADABLE:
             raise ValueError(f"cannot describe layer {name!r} of kind {kind}: {UNREADABLE[kind]}")
         handles = [layer.get_input(i) for i in range(layer.num_inputs)]
+        given = {i for i, handle in enumerate(handles) if handle is not None}  # an input may replace an attribute
+        rows = [a for a in ATTRIBUTES.get(kind, ()) if a.unless not in given and a.exists(layer, a.name)]
         return Layer(
             kind=kind,
             name=name,
             inputs=tuple(None if handle is None else self.tensor_name(handle, "") for handle in handles),
             outputs=tuple(self.describe_tensor(layer.get_output(i), f"{name}.{i}") for i in range(layer.num_outputs)),
-            attributes=(*self.boundary_owner(layer), *_read_attributes(kind, layer, handles)),
+            attributes=(*self.boundary_owner(layer), *((a.name, a.type.read(layer, a.name)) for a in rows)),
             weights=tuple(self.role_and_name(held) for held in layer_weights(layer)),
         )
 
@@ -286,16 +271,6 @@ class _NetworkReader:
         if self.weights.setdefault(weight.name, weight) != weight:
             raise ValueError(f"two weights have the name {weight.name!r}: {weight} and {self.weights[weight.name]}")
         return weights.role, weight.name
-
-
-def _read_attributes(kind: str, layer: trt.ILayer, inputs: list[Any]) -> Iterator[tuple[str, Value]]:
-    """Yield name and value of each attribute of a layer, except attributes that an input of the layer replaces."""
-    for attribute in ATTRIBUTES.get(kind, ()):
-        replaced = (
-            attribute.unless is not None and attribute.unless < len(inputs) and inputs[attribute.unless] is not None
-        )
-        if not replaced and attribute.exists(layer, attribute.name):
-            yield attribute.name, attribute.type.read(layer, attribute.name)
 
 
 def _make_unique(name: str, used: set[str]) -> str:

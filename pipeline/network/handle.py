@@ -32,7 +32,8 @@ class NetworkHandle:
 
     def __attrs_post_init__(self) -> None:
         """Empty ``kept`` and ``weights`` when this handle is freed, so that no other reference to them keeps memory."""
-        weakref.finalize(self, _release_references_and_weights, self.kept, self.weights)
+        for held in (self.kept, self.weights):
+            weakref.finalize(self, held.clear)
 
     def drop_pages(self) -> None:
         """Evict weights in memory-mapped files from memory; the operating system reads them again when needed."""
@@ -43,11 +44,6 @@ class NetworkHandle:
     def nbytes(self) -> int:
         """The total size of the weights in bytes."""
         return sum(weight.nbytes for weight in self.weights.values())
-
-
-def _release_references_and_weights(references: list[Any], weights: dict[str, Any]) -> None:
-    references.clear()
-    weights.clear()
 
 
 def drop_pages(mapping: bytes | mmap.mmap | None) -> None:

@@ -7,7 +7,7 @@ it reads, with their types. The format is undocumented, so for a plan without su
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 from attrs import frozen
@@ -84,12 +84,17 @@ def find_quantized_pairs(network: Network, plan: Any, built_network: Network | N
     rows = list(_dequantizing_layers(built_network))
     if not rows:
         return ()
-    steps = _read_kernels(plan)
+    kernels = _read_kernels(plan)
     names = dict(zip((x.name for x in built_network.layers), (x.name for x in network.layers), strict=True))
-    return tuple(
-        Pair(network.name, names[layer.name], type, of, *_fusion_and_evidence(built_network, layer, of, type, steps))
-        for layer, of, type in rows
-    )
+    pairs = []
+    for layer, of, type in rows:
+        fused, why = None, "the plan contains no program as text"
+        if kernels is not None:
+            fused, why = _is_fused_and_why(built_network, layer, of, kernels)
+        if fused is False and of == "weight" and not CAPABILITIES.codes_beside_floats:
+            why += UNREAD.get((type, layer.outputs[0].dtype), "")
+        pairs.append(Pair(network.name, names[layer.name], type, of, fused, why))
+    return tuple(pairs)
 
 
 def _dequantizing_layers(network: Network) -> Iterator[tuple[Layer, Literal["weight", "activation"], str]]:
@@ -102,17 +107,6 @@ def _dequantizing_layers(network: Network) -> Iterator[tuple[Layer, Literal["wei
         if layer.outputs[0].name not in scales:
             codes = next(t.dtype for t in maker.outputs if t.name == layer.inputs[0])
             yield layer, "weight" if maker.kind == "CONSTANT" else "activation", codes
-
-
-def _fusion_and_evidence(
-    network: Network, layer: Layer, role: str, type: str, kernels: Sequence[PlanKernel] | None
-) -> tuple[bool | None, str]:
-    """Return ``fused`` and ``why`` of a `Pair`, given its ``layer``, its ``type`` and, as ``role``, its ``of``."""
-    if kernels is None:
-        return None, "the plan contains no program as text"
-    fused, why = _is_fused_and_why(network, layer, role, kernels)
-    is_known_gap = not CAPABILITIES.codes_beside_floats and not fused and role == "weight"
-    return fused, why + (UNREAD.get((type, layer.outputs[0].dtype), "") if is_known_gap else "")
 
 
 def _is_fused_and_why(network: Network, layer: Layer, role: str, kernels: Sequence[PlanKernel]) -> tuple[bool, str]:
@@ -154,16 +148,12 @@ def _read_kernels(plan: Any) -> tuple[PlanKernel, ...] | None:
     if found is None:
         return None
     types = {m["name"].decode(): m["type"].decode() for m in _TENSOR.finditer(plan)}
-    return tuple(
-        _parse_kernel_line(line, types) for line in found[0].decode(errors="replace").split("\n") if _STEP.match(line)
-    )
-
-
-def _parse_kernel_line(line: str, tensor_types: Mapping[str, str]) -> PlanKernel:
-    """Parse a line like ``  conv={ name="k" … input={"t"} … layers="fc"``; ``tensor_types``: by tensor name."""
-    named, read, computed = _STEP.match(line), _READ.search(line), _COMPUTED.search(line)
-    assert named is not None
-    tensors = _QUOTED.findall(read["tensors"]) if read is not None else []
-    codes = tuple(tensor_types[name] for name in tensors if tensor_types.get(name) in LOW)
-    layers = frozenset(computed[1].split("\x1f")) if computed is not None else frozenset[str]()
-    return PlanKernel(named["kind"], named["name"].strip('"'), layers, codes)
+    kernels = []
+    for line in found[0].decode(errors="replace").split("\n"):
+        if named := _STEP.match(line):  # such as ``  conv={ name="k" … input={"t"} … layers="fc"``
+            read, computed = _READ.search(line), _COMPUTED.search(line)
+            tensors = _QUOTED.findall(read["tensors"]) if read is not None else []
+            codes = tuple(types[name] for name in tensors if types.get(name) in LOW)
+            layers = frozenset(computed[1].split("\x1f")) if computed is not None else frozenset[str]()
+            kernels.append(PlanKernel(named["kind"], named["name"].strip('"'), layers, codes))
+    return tuple(kernels)

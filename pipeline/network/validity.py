@@ -48,8 +48,10 @@ def _network_errors(network: Network) -> Iterator[str]:
         yield f"nothing makes its output {absent[0][:80]!r}"
     rows: list[Tensor | Weight] = [*network.inputs, *network.outputs, *network.weights]
     for row in (*rows, *(tensor for layer in network.layers for tensor in layer.outputs)):
-        if why := _shape_error(row):
-            yield f"{row.name[:80]!r} {why}"
+        if min(row.shape, default=0) < -1 or len(row.shape) > 64:
+            yield f"{row.name[:80]!r} has no sizes {list(row.shape)[:8]}"
+        elif math.prod(map(abs, row.shape)) > MOST_BYTES // 8:
+            yield f"{row.name[:80]!r} claims more than {MOST_BYTES} bytes"
     yield from _cycle_errors(network)
 
 
@@ -66,12 +68,6 @@ def _layer_error(layer: Layer) -> str:
         return "has an attribute twice"
     shape = layer.outputs[0].shape if layer.kind == "CONSTANT" and layer.outputs else (0,)
     return "" if layer.weight("weights") or 0 in shape else "is a constant without a weight"
-
-
-def _shape_error(row: Tensor | Weight) -> str:
-    if min(row.shape, default=0) < -1 or len(row.shape) > 64:
-        return f"has no sizes {list(row.shape)[:8]}"
-    return f"claims more than {MOST_BYTES} bytes" if math.prod(map(abs, row.shape)) > MOST_BYTES // 8 else ""
 
 
 def _cycle_errors(network: Network) -> Iterator[str]:

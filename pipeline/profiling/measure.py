@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 import torch
 from attrs import define, field, frozen
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled, CompiledModule
@@ -53,28 +54,30 @@ def measure_profile(
         segments = segment_times(plain, call, runs)
         layers, metadata = layer_times(compiled, call, runs)
         kernels = kernel_times(compiled, call, runs)
-        graphs, why = graph_times_or_obstacle(compiled, call, runs)
+        with_graphs = compiled.module("tensorrt", cuda_graphs=True)
+        graphs, refused = call.measure(with_graphs, runs), with_graphs.refused_graphs
+    graphs, why = ([], refused[0]) if refused else (graphs, "")
     gpu = torch.cuda.get_device_name()
     measured = MeasuredTimes(segments, layers, metadata, kernels, calls, graphs, why, gpu, LIBRARY, call.input_texts)
     return assemble_profile(compiled, measured)
+
+
+def _copy_to_gpu(values: Any) -> Any:
+    """Return a tuple of the positional inputs, or a dict of the keyword inputs, with copies of tensors on the GPU."""
+    inputs = dict(values) if isinstance(values, Mapping) else tuple(values)
+    return tree_map_only(torch.Tensor, lambda x: x.detach().to("cuda", copy=True), inputs)
 
 
 @frozen
 class Call:
     """A call of a program that can be repeated: it has its own copies of the inputs on the GPU."""
 
-    args: Sequence[object]
-    kwargs: Mapping[str, object]
-    copies: tuple[tuple[object, ...], dict[str, object]] = field(init=False)
-
-    @copies.default
-    def _copy_inputs(self) -> tuple[tuple[object, ...], dict[str, object]]:
-        return tree_map(_copy_to_gpu, tuple(self.args)), tree_map(_copy_to_gpu, dict(self.kwargs))
+    args: Sequence[object] = field(converter=_copy_to_gpu)
+    kwargs: Mapping[str, object] = field(converter=_copy_to_gpu)
 
     def __call__(self, module: CompiledModule) -> object:
         """Call the module with the copied inputs."""
-        args, kwargs = self.copies
-        return module(*args, **kwargs)
+        return module(*self.args, **self.kwargs)
 
     def warm_up(self, module: CompiledModule, calls: int = WARMUP) -> float:
         """Call the module until kernels, contexts and CUDA graphs exist; return the seconds of the last call."""
@@ -100,12 +103,8 @@ class Call:
         """Return a short text for each input: the dtype and shape of a tensor, or the value."""
         return tuple(
             f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" if isinstance(x, torch.Tensor) else repr(x)
-            for x in tree_leaves(self.copies)
+            for x in tree_leaves((self.args, self.kwargs))
         )
-
-
-def _copy_to_gpu(value: object) -> object:
-    return value.detach().to("cuda", copy=True) if isinstance(value, torch.Tensor) else value
 
 
 def record_event() -> torch.cuda.Event:
@@ -273,11 +272,3 @@ def run_between_markers(
     outputs = timer(run, inputs, options)
     keep_busy(1)
     return outputs
-
-
-def graph_times_or_obstacle(compiled: Compiled, call: Call, runs: int) -> tuple[list[float], str]:
-    """Measure calls with CUDA graphs: return the milliseconds of each call; or none, and why capture failed."""
-    module = compiled.module("tensorrt", cuda_graphs=True)
-    times = call.measure(module, runs)
-    refused = module.refused_graphs
-    return ([], refused[0]) if refused else (times, "")

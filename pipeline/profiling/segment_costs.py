@@ -27,7 +27,8 @@ from pipeline.runtime.module import ProgramModule
 
 log = logging.getLogger(__name__)
 
-FEW, LEAST = 9, 3
+MOST, LEAST = 9, 3
+"""The maximum and the minimum number of runs of each call."""
 ENOUGH: Final = 0.3
 """The seconds of measurement after which a call is not repeated, if it has run the minimum number of times."""
 
@@ -49,7 +50,6 @@ def segment_costs(
     programs: Sequence[Compiled],
     calls: Sequence[Call],
     measuring_context: Callable[[], AbstractContextManager[object]] = nullcontext,
-    runs: int = FEW,
 ) -> list[Mapping[str, SegmentCost]]:
     """Measure the segments of several programs; return, for each program, the cost of each segment by name. Programs
     run alternately, and the shortest run of a call counts, since other processes on the GPU only add time; for several
@@ -57,13 +57,13 @@ def segment_costs(
     CUDA graph, in which the host launches nothing.
 
     measuring_context: returns a context manager, in which the calls are timed. It is entered after engines are loaded
-        and kernels compiled. runs: the maximum number of runs of each call; long calls run less often.
+        and kernels compiled. Long calls run less often.
     """
     shared = dict[str, torch.Tensor]()
     with torch.no_grad():
         modules = [create_instrumentable(program, shared) for program in programs]
         times = [max(call.warm_up(module, LEAST) for module in modules) for call in calls]
-        counts = [min(runs, max(LEAST, int(ENOUGH / longest))) for longest in times]
+        counts = [min(MOST, max(LEAST, int(ENOUGH / longest))) for longest in times]
         for call, count in zip(calls, counts, strict=True):
             for module in modules:
                 call.warm_up(module, count)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
 _CALL = re.compile(
     rb"function=\{ name=\S+ fqn=(?P<name>\S+) args=\{(?P<args>[^}]*)\}"
@@ -24,12 +24,6 @@ Plan: TypeAlias = Any
 """A serialized TensorRT engine: bytes, or a buffer with a ``find`` method."""
 KernelOffsets: TypeAlias = Mapping[bytes, int]
 """The offset of each kernel's source in a plan, by kernel name (`find_kernel_offsets`)."""
-Found = TypeVar("Found")
-
-
-def plan_only_detector(detector: Callable[[Plan], Iterable[Found]]) -> Callable[[Plan, KernelOffsets], Iterable[Found]]:
-    """Return a `Detector`, called with a plan and the offsets of kernel sources, that passes on only the plan."""
-    return lambda plan, _: detector(plan)
 
 
 def find_kernel_offsets(plan: object) -> KernelOffsets:

@@ -45,7 +45,7 @@ def replace_file(path: Path, *, permissions: int = 0o666, nbytes: Callable[[], i
     except BaseException as error:
         written = part.stat().st_size if part.exists() else 0
         part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and error.errno in FULL and error.filename in (None, str(part)):
             raise disk_full_error(error, path, max(nbytes(), written)) from error
         raise
     _sync_folder(path.parent)

@@ -106,7 +106,7 @@ def _check_input(port: Port, value: object) -> None:
                 f"input {port.name} is {_format_value(value)}, but the program was compiled for the value {compiled!r}"
             )
     elif port.kind == "symint":
-        if not isinstance(value, int):
+        if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"input {port.name} is {_format_value(value)}, expected an int")
     elif not isinstance(value, torch.Tensor):
         array = ": convert it with torch.from_numpy" if type(value).__name__ == "ndarray" else ""

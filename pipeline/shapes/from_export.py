@@ -33,9 +33,8 @@ from pipeline.shapes.environment import (
     expression,
     shape_of,
 )
-from pipeline.shapes.guards import node_values, size_guards
+from pipeline.shapes.guards import node_values, operator_conditions, size_guards
 from pipeline.shapes.linear import solve_for, symbol_from_size_code
-from pipeline.shapes.operator_conditions import operator_conditions
 
 log = logging.getLogger(__name__)
 

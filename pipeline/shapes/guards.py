@@ -1,22 +1,121 @@
-"""Collect torch.export's guards on sizes, except guards that only decide memory layouts."""
+"""Collect the conditions on sizes under which a traced graph is valid.
+
+These are torch.export's guards, except guards that only decide memory layouts, and conditions that the graph's
+operators assume, but that torch.export does not record.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import sympy
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.functions import Mod, PythonMod
 
+from pipeline.aten.arguments import argument
+from pipeline.aten.traits import Kind, operators_of_kind
 from pipeline.aten.types import Argument
 from pipeline.shapes.environment import expression, is_host_int, shape_of
 from pipeline.shapes.guard_provenance import ATTENTION, MASKS, MODULE_FILE, TORCH, model_conditions
-from pipeline.shapes.operator_conditions import single_query_conditions
+
+aten = torch.ops.aten
+
+
+def operator_conditions(graph: torch.fx.Graph) -> Iterator[object]:
+    """Yield conditions on sizes (sympy expressions such as ``s0 != 1``). For sizes that violate one, eager PyTorch
+    raises an error, or returns a result of another rank or size than the graph's operator."""
+    for operators, find in _CONDITIONS:
+        for node in graph.nodes:
+            if node.target in operators:
+                yield from find(node)
+
+
+def _condition_of_assert(node: torch.fx.Node) -> Iterator[object]:
+    """Yield the condition on sizes that an assertion in the graph checks (``aten._assert_scalar``)."""
+    value = node.args[0].meta.get("val") if isinstance(node.args[0], torch.fx.Node) else None
+    if isinstance(value, torch.SymBool):
+        yield value.node.expr
+
+
+def _reshape_condition(node: torch.fx.Node) -> Iterator[sympy.Basic]:
+    """Yield the condition that a reshape keeps the number of elements; a saved ExportedProgram does not have it."""
+    before, after = (sympy.Mul(*shape_of(n.meta["val"])) for n in (node.args[0], node))  # type: ignore[union-attr]
+    if before != after:
+        yield sympy.Eq(before, after, evaluate=False)
+
+
+def _squeeze_conditions(node: torch.fx.Node) -> Iterator[object]:
+    """Yield the condition that each dynamic size which a ``squeeze`` reads is not 1, as torch.export assumes."""
+    sizes = shape_of(node.args[0].meta["val"])  # type: ignore[union-attr]
+    dims: Argument = node.args[1] if len(node.args) > 1 else range(len(sizes))
+    for dim in [dims] if isinstance(dims, int) else dims:
+        if sizes and not isinstance(sizes[dim], int):  # a tensor without dims takes 0 and -1 as well
+            yield sympy.Ne(sizes[dim], 1, evaluate=False)
+
+
+def _cross_conditions(node: torch.fx.Node) -> Iterator[object]:
+    """Yield ``size != 3`` for the dims before the dim that ``torch.cross`` chose in the trace: the first of size 3."""
+    sizes = shape_of(argument(node, "self").meta["val"])
+    for size in sizes[: sizes.index(3)] if argument(node, "dim") is None else ():
+        if not isinstance(size, int):
+            yield sympy.Ne(size, 3, evaluate=False)
+
+
+def _attention_condition(node: torch.fx.Node) -> Iterator[object]:
+    """Yield the condition that an attention has as many values as keys, which torch.export does not check."""
+    keys, values = (shape_of(argument(node, name).meta["val"])[-2] for name in ("key", "value"))
+    if keys != values and not (isinstance(keys, int) and isinstance(values, int)):
+        yield sympy.Eq(keys, values, evaluate=False)
+
+
+def _mask_conditions(node: torch.fx.Node) -> Iterator[object]:
+    """Yield the condition that a mask in ``x[mask] = …`` has the sizes of ``x``; torch.export checks only reads."""
+    sizes, dim = shape_of(argument(node, "self").meta["val"]), 0
+    for index in argument(node, "indices"):
+        value = None if index is None else index.meta["val"]
+        mask = shape_of(value) if value is not None and value.dtype in (torch.bool, torch.uint8) else None
+        for size, due in zip(mask or (), sizes[dim:], strict=False):
+            if size != due and not (isinstance(size, int) and isinstance(due, int)):
+                yield sympy.Eq(size, due, evaluate=False)
+        dim += 1 if mask is None else len(mask)
+
+
+def _slice_condition(node: torch.fx.Node) -> Iterator[object]:
+    """Yield a minimum of a size that is sliced to a fixed size: ``s0 >= 2`` if the graph's ``x[-2:]`` has 2 rows."""
+    source, dim, start, step = (argument(node, name) for name in ("self", "dim", "start", "step"))
+    taken, given = shape_of(node.meta["val"])[dim], shape_of(source.meta["val"])[dim]
+    if isinstance(taken, int) and taken > 0 and not isinstance(given, int) and isinstance(start, int | None):
+        first = start or 0
+        yield sympy.Ge(given, -first if first < 0 else first + (taken - 1) * step + 1, evaluate=False)
+
+
+_ATTENTION = aten.scaled_dot_product_attention.default
+_CONDITIONS: Final = (
+    ((aten._assert_scalar.default,), _condition_of_assert),
+    ((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _squeeze_conditions),
+    ((aten.cross.default,), _cross_conditions),
+    (operators_of_kind(Kind.RESHAPES), _reshape_condition),
+    ((aten.slice.Tensor,), _slice_condition),
+    ((_ATTENTION,), _attention_condition),
+    ((aten.index_put.default, aten._unsafe_index_put.default), _mask_conditions),
+)
+"""Operators, and the function that yields the conditions of a call. The order is that of the conditions."""
+
+
+def single_query_conditions(graph: torch.fx.Graph) -> Iterator[object]:
+    """Yield the condition ``queries != 1 or keys == 1`` for each causal attention in the graph. For a single query,
+    transformers omits ``is_causal``, which the graph keeps; the results are equal only if there is a single key."""
+    for node in graph.nodes:
+        if node.target is _ATTENTION and argument(node, "is_causal"):
+            queries, keys = (shape_of(argument(node, name).meta["val"])[-2] for name in ("query", "key"))
+            if not isinstance(queries, int) and queries != keys:
+                yield sympy.Or(sympy.Ne(queries, 1, evaluate=False), sympy.Eq(keys, 1, evaluate=False), evaluate=False)
+
 
 _OPERATOR_FILES = ("_ops.py", "_refs/", "_prims", "_subclasses/", "_decomp/", "_meta")
 _EXPORT_FUNCTIONS = ("_export/non_strict_utils.py", "_dynamo/utils.py:run_node")
@@ -36,7 +135,9 @@ def size_guards(graph: torch.fx.Graph) -> Iterator[object]:
     if mode is None or mode.shape_env is None:
         return
     layouts, replace, noted = Layouts(graph), mode.shape_env.replace, model_conditions(mode.shape_env)
-    alone = _only_checks_for_one_query([*((g.expr, _guard_origin(g)) for g in mode.shape_env.guards), *noted.items()])
+    places = [*((g.expr, _guard_origin(g)) for g in mode.shape_env.guards), *noted.items()]
+    attention = [expr for expr, place in places if ATTENTION in place]
+    alone = bool(attention) and all(map(_compares_with_one, attention))  # it asks whether there is a single query
     dropped, kept = set[sympy.Basic](), []
     for guard in mode.shape_env.guards:
         expr = replace(guard.expr)
@@ -58,13 +159,9 @@ def count_specialized_numbers(graph: torch.fx.Graph) -> int:
     trace. Quotients of proportional sizes do not count, since they are constant."""
     mode = next((v.fake_mode for v in node_values(graph) if hasattr(v, "fake_mode")), None)
     found = [] if mode is None or (env := mode.shape_env) is None else [env.replace(each.expr) for each in env.guards]
-    equal = [e.args for e in found if isinstance(e, sympy.Eq)]
-    return sum((_has_quotient(a) and _is_constant(b)) or (_has_quotient(b) and _is_constant(a)) for a, b in equal)
-
-
-def _is_constant(expr: sympy.Basic) -> bool:
-    """Return whether an expression is a constant, but not 0 or 1, with which torch itself compares every size."""
-    return bool(expr.is_number) and expr not in (0, 1)
+    sides = [pair for e in found if isinstance(e, sympy.Eq) for pair in (e.args, e.args[::-1])]
+    # torch itself compares every size with 0 and 1
+    return sum(bool(b.is_number) and b not in (0, 1) and _has_quotient(a) for a, b in sides)
 
 
 def _has_quotient(expr: sympy.Basic) -> bool:
@@ -73,13 +170,6 @@ def _has_quotient(expr: sympy.Basic) -> bool:
     kinds = {type(part).__name__ for part in sympy.preorder_traversal(expr)}
     asks_for_layout = "Mod" in type(expr).__name__ or "Max" in kinds
     return not asks_for_layout and ("FloorDiv" in kinds or any(map(is_host_int, sympy.preorder_traversal(expr))))
-
-
-def _only_checks_for_one_query(conditions: Iterable[tuple[object, str]]) -> bool:
-    """Return whether transformers' attention compares sizes only with 1, to ask whether there is a single query.
-    ``conditions``: pairs of a condition and the code location that evaluated it."""
-    found = [expr for expr, place in conditions if ATTENTION in place]
-    return bool(found) and all(map(_compares_with_one, found))
 
 
 def _does_not_affect_results(condition: object, location: str, checks_one_query: bool) -> bool:

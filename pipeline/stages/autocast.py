@@ -21,7 +21,16 @@ from pipeline.aten.graphs import copy_node
 from pipeline.aten.naming import module_path, origin_of
 from pipeline.aten.types import Argument, Node, Target, aten
 from pipeline.capture.fake_tensors import fake_mode, fake_result
-from pipeline.improvements.precision import STATISTICS, Excluded, Rule, check_exclude, excludes, op_name, rule_for
+from pipeline.improvements.precision import (
+    STATISTICS,
+    Excluded,
+    Rule,
+    check_exclude,
+    excludes,
+    op_name,
+    rule_for,
+    warn_of_unmatched,
+)
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.recipes import qualified_name
 
@@ -64,10 +73,7 @@ class Autocast:
 
     def __call__(self, program: Program) -> Program:
         """Return the program in mixed precision; the argument is not changed."""
-        calls = [n for n in program.graph.nodes if n.op == "call_function"]
-        for pattern in self.exclude:
-            if isinstance(pattern, str) and not any(excludes(pattern, n.target, module_path(n)) for n in calls):
-                log.warning("autocast: %r in exclude matches no operator or module of this model", pattern)
+        warn_of_unmatched(self.exclude, program.graph, self.name)
         return _Caster(program, self).cast()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:

@@ -26,9 +26,9 @@ from pipeline.runtime.torch_segment import where_of_open_mask
 from pipeline.shapes.environment import evaluate_size, expression
 from pipeline.stages.partition import BehindUpdates, InPieces, Partition
 from pipeline.trt import has_gpu
+from pipeline.verification.engines_in_torch import reject_nodes
 from pipeline.verification.recompile import Recompiler
 from pipeline.verification.samples import source_before_moves, tuned_sizes
-from pipeline.verification.split import reject_nodes
 
 LEAST: Final = 1 << 20
 """The minimum bytes of a weight whose matmul may run in PyTorch: a GPU reads 1 MiB in the time of a kernel launch."""

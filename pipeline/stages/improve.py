@@ -13,6 +13,7 @@ from attrs import evolve, field, frozen
 
 from pipeline.converters import DYNAMO_CONVERTERS
 from pipeline.converters.registry import ConverterRegistry
+from pipeline.errors import PipelineError
 from pipeline.improvements import PASSES, RENAMED, Improvement, Rewriting
 from pipeline.program import Program
 from pipeline.records.wording import items_of
@@ -20,7 +21,14 @@ from pipeline.records.wording import items_of
 
 def _to_passes(value: object) -> tuple[Improvement, ...]:
     """Convert passes, or their names, to a tuple of passes. A `ValueError` for an unknown name lists all names."""
-    return tuple(map(_to_pass, items_of(value, "passes must be a collection of passes or their names")))
+    passes = tuple(map(_to_pass, items_of(value, "passes must be a collection of passes or their names")))
+    names, known = [each.name for each in passes], {each.name for each in PASSES}
+    for index, each in enumerate(passes):
+        if each.after in names[index + 1 :]:
+            raise ValueError(f"the pass {each} runs after {each.after}: put it behind that pass in passes")
+        if each.after and each.after not in known.union(names):
+            raise ValueError(f"the pass {each} runs after {each.after!r}, but there is no such pass")
+    return passes
 
 
 def _to_pass(value: object) -> Improvement:
@@ -34,6 +42,20 @@ def _to_pass(value: object) -> Improvement:
     if value not in known:
         raise ValueError(f"there is no pass {value!r}; the passes are {', '.join(known)}")
     return known[value]
+
+
+def _apply_users_pass(users_pass: Improvement, rewriting: Rewriting) -> None:
+    """Apply a pass that is none of ours; raise a `PipelineError` that names it if the graph is no longer valid."""
+    users_pass.apply(rewriting)
+    try:
+        rewriting.graph.lint()
+        added = (node for node in rewriting.graph.nodes if node.op != "output" and "val" not in node.meta)
+        wrong = next((f"the node {node} has no meta['val']" for node in added), "")
+    except RuntimeError as error:  # a node reads a later one; the graph follows torch's message
+        wrong = str(error).partition("\n")[0]
+    if wrong:
+        hint = "add calls by rewriting.create or offer before the node that they replace; new calls must not read it"
+        raise PipelineError(f"the pass {users_pass} left an invalid graph: {wrong}", hint)
 
 
 @frozen
@@ -50,7 +72,7 @@ class Improve:
             return program
         rewriting = Rewriting(program, self.registry)
         for each in self.passes:
-            rewriting.run_keeping_users_calls(each) if each in PASSES else each.apply(rewriting)
+            rewriting.run_keeping_users_calls(each) if each in PASSES else _apply_users_pass(each, rewriting)
         return rewriting.changed_program()
 
     def without(self, *names: str) -> Self:

@@ -28,12 +28,12 @@ from pipeline.decomposition.fold import is_constant
 from pipeline.decomposition.templates import Templates, copy_calls
 from pipeline.errors import CalibrationError, PipelineError
 from pipeline.frozen import FrozenDict
-from pipeline.improvements.precision import Excluded, check_exclude, excludes
+from pipeline.improvements.precision import Excluded, check_exclude, excludes, warn_of_unmatched
 from pipeline.improvements.quantizing import fake_quantize_weight, scale_block_shape, weight_of
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.recipes import parameter_recipe, qualified_name
 from pipeline.records.wording import kind_of, one_of
-from pipeline.verification.eager import RangeMethod, measure_ranges
+from pipeline.verification.eager import measure_ranges
 
 Weights = Literal["int8", "int4", "fp8"]
 Activations = Literal["int8", "fp8"]
@@ -86,6 +86,7 @@ class Quantize:
 
     def __call__(self, program: Program) -> Program:
         """Return the program with quantized matmuls and convolutions; the argument is not changed."""
+        warn_of_unmatched(self.exclude, program.graph, self.name)
         return _Quantizer(program, self).run()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:
@@ -187,9 +188,7 @@ class _Quantizer:
         """Run the calibration inputs; return the range of each activation that these operators read, by node name."""
         wanted = {source.name for node in operators_to_quantize for source in node.all_input_nodes[:1]}
         try:
-            return measure_ranges(
-                self.program, wanted, RangeMethod(self.options.percentile), self.calibration_batches()
-            )
+            return measure_ranges(self.program, wanted, self.options.percentile, self.calibration_batches())
         except PipelineError:
             raise
         except Exception as error:
@@ -215,7 +214,9 @@ class _Quantizer:
         node.replace_input_with(weight, self.weights[weight])
         granularity = "in blocks of " + str(block[-1]) if block and block[-1] > 1 else "by output"
         said = f"{options.weights} weight {granularity}"
-        if options.activations is not None:
+        if options.activations is not None and not ranges[source.name]:
+            said += ", activations in floating point: all are 0 in calibration, which gives no range"
+        elif options.activations is not None:
             node.replace_input_with(source, self.insert_activation_pair(source, ranges[source.name], node))
             said += f", {options.activations} activations up to {ranges[source.name]:.4g}"
         self.record_decision(node, said)

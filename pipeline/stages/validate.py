@@ -22,7 +22,7 @@ from pipeline.converters.lookup import find_rejection
 from pipeline.converters.registry import BoundRegistry, ConverterRegistry
 from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.candidates import Decompositions
-from pipeline.decomposition.complex import joins_or_splits_complex
+from pipeline.decomposition.complex_rules import joins_or_splits_complex
 from pipeline.decomposition.control_flow import expansion_obstacle
 from pipeline.decomposition.fold import fold_constants
 from pipeline.decomposition.rewriter import Rewriter

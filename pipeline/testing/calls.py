@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from attrs import evolve, field, frozen
+from toolz import unique
 from torch.utils._pytree import tree_leaves
 
 from pipeline.aten.support import must_be
@@ -241,7 +242,7 @@ class Call:
         most = {n: min(r.max, 9) if r.min <= 9 else r.max for n, r in ranges}
         mixed = {n: (least if i % 2 else most)[n] for i, n in enumerate(most)}
         above = {n: min(r.opt + 1, r.max) for n, r in ranges}
-        return distinct_sizes(self.opt_sizes, most, least, mixed, above)
+        return tuple(unique((self.opt_sizes, most, least, mixed, above), key=repr))
 
     def map_leaves(self, f: Callable[[Leaf], object]) -> tuple[list[Leaf], dict[str, Leaf]]:
         """Return the call's arguments with ``f`` applied to each leaf; sequences become lists."""
@@ -269,11 +270,6 @@ class Call:
 
     def __hash__(self) -> int:
         return hash(repr(self))
-
-
-def distinct_sizes(*sizes: dict[str, int]) -> tuple[dict[str, int], ...]:
-    """Return these combinations of sizes without duplicates."""
-    return tuple(candidate for i, candidate in enumerate(sizes) if candidate not in sizes[:i])
 
 
 def _map_leaves(value: object, f: Callable[[Leaf], object]) -> Leaf:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
-from typing import Literal, NoReturn, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from attrs import field, frozen
 
-from pipeline.compiled import Compiled, CompiledModule, Executor
+from pipeline.compiled import Compiled, Executor
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable
 from pipeline.converters.registry import ConverterRegistry, Rejection
@@ -24,8 +25,7 @@ from pipeline.stages import build as build_stage
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.calls import Call
 from pipeline.testing.compare import Expected, compute_expected, describe_difference
-from pipeline.testing.devices import is_same_program
-from pipeline.testing.programs import CallError, CallProgram, build_call_program
+from pipeline.testing.programs import CallError, CallProgram, build_call_program, first_difference
 from pipeline.trt import has_gpu
 
 Kind = Literal["decomposes", "converts", "deterministic", "runs", "values", "builds", "used"]
@@ -149,13 +149,14 @@ def _check_on_device(
     try:
         with suppress(CallError):
             captured = build_call_program(call, device_settings).program
-            if is_same_program(
-                program, run_or_fail("converts", call, lambda: Decompose(registry, decompositions)(captured))
-            ):
+            decomposed = run_or_fail("converts", call, lambda: Decompose(registry, decompositions)(captured))
+            if not first_difference(program, decomposed):
                 return
             result = check(call, registry=registry, decompositions=decompositions, settings=device_settings)
             if isinstance(result, Rejected):
-                fail("converts", call, f"part of it would run in PyTorch: {'; '.join(map(str, result.reasons))}")
+                raise CheckError(
+                    "converts", call, f"part of it would run in PyTorch: {'; '.join(map(str, result.reasons))}"
+                )
     except CheckError as error:
         raise CheckError(error.kind, call, f"captured as on {device}: {error.message}") from error
 
@@ -164,7 +165,7 @@ def _convert_twice(call: Call, partitioned: Partitioned) -> Converted:
     """Convert a call twice, check that the two networks are equal, and return the result."""
     first, second = (run_or_fail("converts", call, lambda: convert(partitioned)) for _ in range(2))
     if str(first) != str(second):
-        fail("deterministic", call, f"two conversions differ:\n{first}\n\n{second}")
+        raise CheckError("deterministic", call, f"two conversions differ:\n{first}\n\n{second}")
     return first
 
 
@@ -174,7 +175,9 @@ def _uses_own_converter(call: Call, partitioned: Partitioned, required: bool) ->
     kept = {node.name for node in partitioned.program.graph.nodes if node.target is call.target}
     found = any(name in kept for segment in partitioned.engine_segments for name in segment.nodes)
     if required and not found:
-        fail("used", call, f"used=True, but its converter was not used; the program is\n{partitioned.program}")
+        raise CheckError(
+            "used", call, f"used=True, but its converter was not used; the program is\n{partitioned.program}"
+        )
     return found
 
 
@@ -188,23 +191,16 @@ def compare_with_eager(call: Call, call_program: CallProgram, compiled: Compiled
     differ. ``call_program``: the captured program, which gives the arguments for the sizes."""
     module = run_or_fail("runs", call, lambda: compiled.module(executor))
     for sizes in call.sizes_to_try:
-        _compare_at_sizes(sizes, call, call_program, module, executor)
-
-
-def _compare_at_sizes(
-    sizes: Mapping[str, int], call: Call, call_program: CallProgram, module: CompiledModule, executor: Executor
-) -> None:
-    """Raise a `CheckError` if the compiled ``module`` and ``call`` in eager PyTorch differ at these sizes."""
-    where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items()) or 'these sizes'} on {executor}"
-    results = run_or_fail("runs", call, lambda: module(*call_program.arguments(call, sizes)), where)
-    expected = compute_expected(call, sizes, [fake.dtype for fake in _fake_outputs(call_program.program)])
-    _check_fake_tensors(expected, call_program.program)
-    for i, got in enumerate(results):
-        fault = describe_difference(expected, i, got.cpu(), executor)
-        if fault:
-            name = f"result {i}" if len(results) > 1 else "the result"
-            networks = "\n\n".join(map(str, module.compiled.networks))
-            fail("values", call, f"{name}{where}: {fault}\n\n{networks}")
+        where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items()) or 'these sizes'} on {executor}"
+        arguments = call_program.arguments(call, sizes)
+        results = run_or_fail("runs", call, partial(module, *arguments), where)
+        expected = compute_expected(call, sizes, [fake.dtype for fake in _fake_outputs(call_program.program)])
+        _check_fake_tensors(expected, call_program.program)
+        for i, got in enumerate(results):
+            if fault := describe_difference(expected, i, got.cpu(), executor):
+                name = f"result {i}" if len(results) > 1 else "the result"
+                networks = "\n\n".join(map(str, module.compiled.networks))
+                raise CheckError("values", call, f"{name}{where}: {fault}\n\n{networks}")
 
 
 def _check_fake_tensors(expected: Expected, program: Program) -> None:
@@ -235,8 +231,3 @@ def run_or_fail(kind: Kind, call: Call, function: Callable[[], T], where: str = 
         raise
     except Exception as error:
         raise CheckError(kind, call, f"this step raised {type(error).__name__}{where}: {error}") from error
-
-
-def fail(kind: Kind, call: Call, message: str) -> NoReturn:
-    """Raise a `CheckError` of this kind for a call."""
-    raise CheckError(kind, call, message)

@@ -15,6 +15,8 @@ from pipeline.records.wording import kind_of
 from pipeline.testing.calls import Call
 from pipeline.testing.memory import named_leaves
 from pipeline.testing.ulps import PROGRAM, Units, tolerance_for
+from pipeline.verification.bounds import largest_magnitude
+from pipeline.verification.reference import coarsest_dtype
 
 LARGEST_PLAIN_INPUT = 8.0
 """The expected magnitude of values inside a program: errors may be as large as for values of that magnitude."""
@@ -66,9 +68,8 @@ def compute_expected(call: Call, sizes: Mapping[str, int], dtypes: Sequence[torc
         torch.stack((a, a), -1) if pair and a is not None else a
         for a, pair in zip(absolute or nothing, pairs, strict=True)
     )
-    return Expected(
-        call, _as_real_pairs(eager), _as_real_pairs(exact or nothing), absolute, _largest_input(doubles), pairs
-    )
+    largest = max((_largest_finite(t) for t in doubles if _is_inexact(t)), default=0.0)
+    return Expected(call, _as_real_pairs(eager), _as_real_pairs(exact or nothing), absolute, largest, pairs)
 
 
 def _inputs_in_float64(tensors: Sequence[torch.Tensor], results_are_floats: bool) -> list[torch.Tensor]:
@@ -114,14 +115,9 @@ def _try_call(
     return tuple(flat) if call.outputs is None or flat is not results else tuple(flat[i] for i in call.outputs)
 
 
-def _largest_input(tensors: Sequence[torch.Tensor]) -> float:
-    """Return the largest finite magnitude in the floating-point tensors; 0 if there are none."""
-    return max((_largest_finite(t) for t in tensors if _is_inexact(t)), default=0.0)
-
-
 def _largest_finite(t: torch.Tensor) -> float:
-    finite = t[t.isfinite()].abs()
-    return float(finite.max()) if finite.numel() else 0.0
+    """Return the largest finite magnitude in a tensor; 0 if there is none."""
+    return largest_magnitude(t[t.isfinite()])
 
 
 def describe_difference(expected: Expected, index: int, result: torch.Tensor, executor: str) -> str:
@@ -198,18 +194,11 @@ def describe_outputs_difference(
     if spec != our_spec:
         return f"the {label}s have the structure {our_spec}, but {spec} in eager PyTorch"
     exact = tree_flatten(exact)[0] if exact is not None else [None] * len(our_leaves)
-    dtype = _coarsest_dtype(program)
+    dtype = coarsest_dtype(program.graph.nodes)
     for (path, eager), ours, double in zip(leaves, our_leaves, exact, strict=True):
         if fault := _describe_leaf_difference(eager, double, ours, dtype, executor):
             return f"{label}{path}: {fault}"
     return ""
-
-
-def _coarsest_dtype(program: Program) -> torch.dtype:
-    """Return, of the float dtypes in which a program computes, the one with the coarsest rounding."""
-    values = [n.meta.get("val") for n in program.graph.nodes]
-    floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}
-    return max(floats - {torch.float64}, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 def _describe_leaf_difference(eager: object, exact: object, result: object, dtype: torch.dtype, executor: str) -> str:
@@ -221,12 +210,7 @@ def _describe_leaf_difference(eager: object, exact: object, result: object, dtyp
         if getattr(result, name) != getattr(eager, name):
             return f"the {name} is {getattr(result, name)}, but {getattr(eager, name)} in eager PyTorch"
     wrong = _wrong_in_program(eager, exact, result, dtype, executor) if eager.is_floating_point() else result != eager
-    if not bool(wrong.any()):
-        return ""
-    at = tuple(map(int, wrong.nonzero()[0]))
-    return (
-        f"at {list(at)} {result[at].item()!r}, eager gives {eager[at].item()!r} ({int(wrong.sum())} of {wrong.numel()})"
-    )
+    return _show_first_wrong(wrong, result, eager, eager)
 
 
 def _wrong_in_program(
@@ -237,8 +221,7 @@ def _wrong_in_program(
     against which errors are measured; if it is None, eager's result serves."""
     best = exact if isinstance(exact, torch.Tensor) and exact.shape == eager.shape else eager
     best, single, ours = best.double(), eager.double(), result.double()
-    worst = float((single - best).abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0
-    largest = float(best.abs().nan_to_num(0.0, 0.0, 0.0).max()) if best.numel() else 0.0
+    worst, largest = _largest_finite(single - best), _largest_finite(best)
     units = PROGRAM[dtype].allowed_units(executor, dtype) * torch.finfo(dtype).eps
     close = (ours - best).abs() <= 2 * worst + units * max(LARGEST_PLAIN_INPUT, largest)
     return ~(close | (ours == single) | (ours.isnan() & single.isnan()))

@@ -19,7 +19,7 @@ from pipeline.settings import CompilationSettings
 from pipeline.stages import Decompose, Validate, avoid_faults, convert, partition, refit_map
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing.calls import Call
-from pipeline.testing.check import compare_with_eager, fail, run_or_fail
+from pipeline.testing.check import CheckError, compare_with_eager, run_or_fail
 from pipeline.testing.programs import CallError, build_call_program
 from pipeline.testing.properties import run_on_random_calls
 from pipeline.testing.strategies import strategy_for
@@ -78,7 +78,6 @@ def check_decomposition(
 
 
 TargetsByName: TypeAlias = dict[str, frozenset[Target]]
-"""The operators of each overload, packet or name that a test passes as ``expected`` or ``unexpected``."""
 
 
 def _targets_by_name(keys: Iterable[Target]) -> TargetsByName:
@@ -91,13 +90,13 @@ def _check_operators(call: Call, program: Program, expected: TargetsByName, unex
     found = dict.fromkeys(node.target for node in program.graph.nodes if is_operator(node))
     becomes = f"it becomes {', '.join(map(qualified_name, found)) or 'a constant'}"
     if call.target not in program.decomposed:
-        fail("decomposes", call, f"the decomposition is not used; {becomes}")
+        raise CheckError("decomposes", call, f"the decomposition is not used; {becomes}")
     if not any(call.target in targets for targets in expected.values()):
         unexpected = unexpected | _targets_by_name([call.target])
     faults = [f"without {name}, which is expected" for name, targets in expected.items() if not targets & found.keys()]
     faults += [f"with {name}, which is not" for name, targets in unexpected.items() if targets & found.keys()]
     if faults:
-        fail("decomposes", call, f"{becomes}: {'; '.join(faults)}")
+        raise CheckError("decomposes", call, f"{becomes}: {'; '.join(faults)}")
 
 
 def _check_random_calls(targets: Iterable[Operator], check_call: Function, profile: hypothesis.settings) -> None:

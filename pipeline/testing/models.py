@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from attrs import evolve, frozen
+from toolz import unique
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
-from pipeline.artifact.engine_cache_stage import engine_requests
+from pipeline.artifact.engine_cache_stage import cached, engine_requests
+from pipeline.artifact.load import load
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.capture.capture import capture
 from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.compose.pipelines import Pipeline
 from pipeline.defaults import default
-from pipeline.errors import CaptureError, PipelineError, ShapeError
+from pipeline.errors import ArtifactWarning, CaptureError, PipelineError, ShapeError
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input
-from pipeline.program import Partitioned, Program, is_operator
+from pipeline.program import Built, Converted, Program, is_operator
 from pipeline.records.wording import kind_of
 from pipeline.runtime.inputs import bind_symbols, flatten_inputs
 from pipeline.runtime.state import find_buffer
@@ -28,12 +33,14 @@ from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range
 from pipeline.stages.unbuilt import unbuilt
 from pipeline.testing import memory
-from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, argument_value, dim_size, distinct_sizes
+from pipeline.testing.calls import Call, Size, Sizes, TensorSpec, argument_value, dim_size
 from pipeline.testing.check import default_executors
 from pipeline.testing.compare import describe_outputs_difference
 from pipeline.testing.memory import ReturnedInputs, Snapshot, describe_shared_memory
 
-Kind = Literal["compiles", "deterministic", "blocks", "runs", "values", "mutation", "aliasing", "changed"]
+Kind = Literal[
+    "compiles", "deterministic", "cached", "saved", "blocks", "runs", "values", "mutation", "aliasing", "changed"
+]
 Entry = Literal["dims", "inputs", "exported"]
 Arguments = tuple[tuple[Leaf, ...], dict[str, Leaf]]
 
@@ -70,19 +77,14 @@ class Model:
             return self.make().eval()
 
     def sizes_at(self, end: Literal["min", "opt", "max"]) -> dict[str, int]:
-        """Return the minimum, optimal or maximum value of each named size."""
+        """Return the minimum, optimal (as of the example inputs) or maximum value of each named size."""
         return {name: getattr(size, end) for name, size in self.sizes.items()}
-
-    @property
-    def opt_sizes(self) -> dict[str, int]:
-        """Return the optimal value of each named size; the example inputs have these sizes."""
-        return self.sizes_at("opt")
 
     @property
     def sizes_to_try(self) -> tuple[dict[str, int], ...]:
         """Return the sizes to test: optimal, smallest and largest, and an intermediate size for each name."""
         between = {n: (r.min + r.max + i % 2) // 2 for i, (n, r) in enumerate(self.sizes.items())}
-        return distinct_sizes(self.opt_sizes, self.sizes_at("min"), self.sizes_at("max"), between)
+        return tuple(unique((self.sizes_at("opt"), self.sizes_at("min"), self.sizes_at("max"), between), key=repr))
 
     def arguments(self, sizes: Sizes, *, strided: bool = False) -> Arguments:
         """Create arguments for these sizes; with ``strided``, tensors of rank 2 or more are not contiguous."""
@@ -130,6 +132,7 @@ def check_model(
     sizes: Mapping[str, Any] | None = None,
     *,
     build: bool = False,
+    saved: bool = False,
     strided: bool = False,
     entry: Entry = "dims",
     partition: Any = None,
@@ -149,7 +152,8 @@ def check_model(
         make: a function or class that creates the model; it is called with a fixed seed.
         args, kwargs: pytrees of ``TensorSpec`` and plain values.
         sizes: the values of the names in shapes, ``{"n": (min, opt, max)}``.
-        build: build the engines too, and run them if there is a GPU.
+        build: build the engines too, take them from an engine cache, and run them if there is a GPU.
+        saved: save the program, load it, and compare the loaded program with eager.
         strided: also test non-contiguous tensors; only for models that do not mutate through views.
         entry: compile the module with ``Dim`` s (``"dims"``), with ``pipeline.Input`` s, or an ``ExportedProgram``.
         partition: a stage that replaces ``partition``.
@@ -164,27 +168,12 @@ def check_model(
     model = _parse_model(make, args, kwargs, sizes, entry)
     compile = default(**settings)
     compile = compile if partition is None else compile.replace("partition", partition)
-    compile = compile if build else compile.replace("build", unbuilt)
-    compiled = _compile_twice(model, compile, entry)
-    _check_segments(compiled.partitioned)
-    _check_inputs_are_read(compiled)
+    compiled = _compile_twice(model, compile, entry, _Store() if build else None)
+    compiled = _save_and_load(compiled) if saved else compiled
+    _check_segments(compiled)
     for executor in executors or default_executors(build):
         _compare_with_eager(model, compiled, executor, strided)
     return compiled
-
-
-def capture_model(
-    make: Callable[[], torch.nn.Module],
-    args: Sequence[object] = (),
-    kwargs: Mapping[str, object] | None = None,
-    sizes: Mapping[str, Any] | None = None,
-    *,
-    entry: Entry = "dims",
-    **options: Any,
-) -> Program:
-    """Return the program that `check_model` compiles for the same arguments; of ``options``, only settings are used."""
-    settings = {name: value for name, value in options.items() if name in CompilationSettings.names()}
-    return _capture(_parse_model(make, args, kwargs, sizes, entry), default(**settings).settings, entry)[0]
 
 
 def _parse_model(
@@ -206,7 +195,7 @@ def _capture(model: Model, settings: CompilationSettings, entry: Entry) -> tuple
     """Capture the model as ``entry`` says (see `check_model`). Return the program, and snapshots, taken before, of what
     compilation must not change: the module's state, the inputs and, if there is one, the ``ExportedProgram``."""
     module = model.create()
-    args, kwargs = model.as_inputs() if entry == "inputs" else model.arguments(model.opt_sizes)
+    args, kwargs = model.as_inputs() if entry == "inputs" else model.arguments(model.sizes_at("opt"))
     shapes = None if entry == "inputs" else model.dynamic_shapes(module)
     before = [Snapshot.take((module.state_dict(), args, kwargs))]
     if entry != "exported":
@@ -219,16 +208,20 @@ def _capture(model: Model, settings: CompilationSettings, entry: Entry) -> tuple
     return capture(exported, settings=settings), [*before, Snapshot.take(exported.state_dict, exported)]
 
 
-def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: Entry) -> Compiled:
+def _compile_twice(
+    model: Model, compile: Pipeline[Program, Compiled], entry: Entry, store: _Store | None = None
+) -> Compiled:
     """Compile the model twice, captured as ``entry`` says (see `check_model`); check that networks are equal and the
-    model and its inputs unchanged; return the compiled program."""
+    model and its inputs unchanged; return the compiled program. It has engines if ``store`` is an engine cache."""
+    compile = compile.replace("build", unbuilt if store is None else cached(store))
     try:
         program, before = _capture(model, compile.settings, entry)
         text = str(program)
         compiled: Compiled = compile(program)
         again = compile.until("convert")(program)
-        list(engine_requests(again))  # each can be kept
-    except CaptureError:
+        list(engine_requests(again))  # each can be cached
+        compiled = compiled if store is None else _with_cached_engines(compiled, again, store)
+    except (CaptureError, ModelError):
         raise
     except Exception as error:
         raise ModelError("compiles", f"compilation raised {type(error).__name__}: {error}") from error
@@ -241,15 +234,56 @@ def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: En
     return compiled
 
 
+class _Store(dict[str, bytes]):
+    """An engine store in memory."""
+
+    def load(self, key: str) -> bytes | None:
+        """Return the entry of a key, or None."""
+        return self.get(key)
+
+    def save(self, key: str, data: bytes) -> None:
+        """Save an entry."""
+        self[key] = data
+
+
+def _with_cached_engines(compiled: Compiled, converted: Converted, store: _Store) -> Compiled:
+    """Return the program with engines from the engine cache in which its engines were saved when they were built.
+    ``converted``: the same program, converted again. The cache must have all engines, with the same plans."""
+    built = cached(store, _fail_to_find)(converted)
+    if [engine.digest for engine in built.engines] != [engine.digest for engine in compiled.engines]:
+        raise ModelError("cached", "the engine cache returns other engines than were built")
+    return evolve(compiled, engines=built.engines)
+
+
+def _fail_to_find(converted: Converted) -> Built:
+    names = ", ".join(network.name for network in converted.networks)
+    raise ModelError("cached", f"the engine cache does not have {names}, though the same program was built with it")
+
+
+def _save_and_load(compiled: Compiled) -> Compiled:
+    """Return the program, saved and loaded; it must have the same segments and networks."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ArtifactWarning)  # no GPU
+        try:
+            compiled.save(path := Path(folder, "saved.trtp"))
+            loaded = load(path)
+        except Exception as error:
+            raise ModelError("saved", f"saving and loading raised {type(error).__name__}: {error}") from error
+    if _as_text(loaded) != _as_text(compiled):
+        raise ModelError("saved", f"the loaded program differs:\n{_as_text(loaded)}\n\n{_as_text(compiled)}")
+    return loaded
+
+
 def _as_text(record: Any) -> str:
     """Return a compiled program's segments and networks as text."""
     networks = "\n\n".join(map(str, record.networks))
     return f"{record.partitioned}\n\n{networks}"
 
 
-def _check_segments(partitioned: Partitioned) -> None:
-    """Check that segments are large enough and few enough, and that each reads only outputs of earlier segments."""
-    program, settings = partitioned.program, partitioned.program.settings
+def _check_segments(compiled: Compiled) -> None:
+    """Check that segments are large enough and few enough, and that each reads only outputs of earlier segments; and
+    that a layer reads each engine input, except empty tensors and numbers."""
+    partitioned, program, settings = compiled.partitioned, compiled.program, compiled.settings
     operators = {n.name for n in program.graph.nodes if is_operator(n)}
     for segment in partitioned.engine_segments if partitioned.fallbacks else ():
         count = sum(name in operators for name in segment.nodes)
@@ -265,10 +299,6 @@ def _check_segments(partitioned: Partitioned) -> None:
         if missing := {p.name for p in segment.inputs if p.kind == "tensor"} - known:
             raise ModelError("blocks", f"{segment.name} reads {sorted(missing)} before a segment computes it")
         known |= {p.name for p in segment.outputs}
-
-
-def _check_inputs_are_read(compiled: Compiled) -> None:
-    """Check that each engine input, except empty tensors and numbers, is read by a layer."""
     for segment, network in zip(compiled.partitioned.engine_segments, compiled.networks, strict=True):
         read = {name for layer in network.layers for name in layer.inputs}
         inputs = [port.name for port in segment.inputs if port.kind == "tensor" and 0 not in port.shape]
@@ -281,13 +311,13 @@ def _compare_with_eager(model: Model, compiled: Compiled, executor: Executor, st
     `ModelError` if they differ. ``strided``: also test non-contiguous inputs."""
     module, eager, exact = compiled.module(executor), model.create(), model.create().double()
     tries = [(sizes, False) for sizes in model.sizes_to_try]
-    tries += [(sizes, True) for sizes in (model.opt_sizes, *model.sizes_to_try[-1:]) if strided]
+    tries += [(sizes, True) for sizes in (model.sizes_at("opt"), *model.sizes_to_try[-1:]) if strided]
     for sizes, spread in tries:
         where = f" with {', '.join(f'{n} = {s}' for n, s in sizes.items())}{' strided' * spread} on {executor}"
         ours, theirs, doubles = (model.arguments(sizes, strided=spread) for _ in range(3))
         doubles = tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, doubles)
         run = _ComparedCalls(module, eager, exact, ours, theirs, doubles, where, executor)
-        if sizes == model.opt_sizes or run.accepts_sizes():
+        if sizes == model.sizes_at("opt") or run.accepts_sizes():
             run.compare_two_calls()
 
 

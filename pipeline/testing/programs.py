@@ -1,9 +1,12 @@
-"""Create the ``Program`` of a single operator call without torch.export, in a few milliseconds instead of fifty."""
+"""Create the ``Program`` of a single operator call without torch.export, in a few milliseconds instead of fifty;
+compare the programs captured from the same model on two devices."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, cast
 
 import torch
@@ -12,7 +15,8 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
-from torch.utils._pytree import tree_flatten
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from pipeline.aten.types import Argument, Leaf, Target, aten
 from pipeline.capture.output_names import name_outputs
@@ -21,7 +25,7 @@ from pipeline.export_fixes.fake_device_copy import ensure_cuda_device_guard
 from pipeline.export_fixes.patch_contexts import patch_for_device, patch_for_export
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program, make_port
-from pipeline.recipes import parameter_recipe
+from pipeline.recipes import Recipe, parameter_recipe
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, ShapeEnvironment, expression, shape_of
 from pipeline.testing.calls import Call, Size, TensorSpec, dim_size
@@ -126,14 +130,14 @@ class _Builder:
     def add_call(self, function: Target, *args: Argument) -> torch.fx.Node:
         """Create a node that calls a function, and compute its value on fake tensors."""
         node = self.graph.call_function(function, args)
-        values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
+        values = map_arg(args, lambda n: n.meta["val"])
         with self.mode:
             node.meta["val"] = function(*(v.resolve_conj() if isinstance(v, torch.Tensor) else v for v in values))
         return node
 
     def run_on_fake_tensors(self, args: Argument, kwargs: Argument) -> Any:
         """Return the call's result on fake tensors; raise a `CallError` if a guard fixes a dynamic size."""
-        args, kwargs = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        args, kwargs = map_arg((args, kwargs), lambda n: n.meta["val"])
         try:
             with self.mode, torch.no_grad(), enable_python_dispatcher(), patch_for_export():
                 result = self.call.target(*args, **kwargs)
@@ -194,3 +198,33 @@ def _is_unconstrained(size: torch.SymInt) -> bool:
     """Return whether a size is still dynamic: no guard restricted it to one value, or to another size's value."""
     expr = expression(size)
     return not isinstance(expr, int) and bool(expr.is_Symbol) and expr not in size.node.shape_env.replacements
+
+
+def first_difference(program: Program, other: Program) -> str:
+    """Return, as text, the first node in which two programs differ, other than in devices and names of nodes, and its
+    index; empty if they do not differ."""
+    for index, (ours, theirs) in enumerate(zip_longest(_node_rows(program), _node_rows(other))):
+        if ours != theirs:
+            return f"%{index}:\n  {ours}\n  {theirs}"
+    return ""
+
+
+def _node_rows(program: Program) -> Iterator[tuple[str, ...]]:
+    """Yield texts for each node: its target or constant, its arguments by index, its value's dtype and shape."""
+    indices: dict[torch.fx.Node, str] = {}
+    for node in program.graph.nodes:
+        recipe = program.constants.get(node.name)
+        called = str(node.target) if recipe is None else _recipe_text(recipe)
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), indices.__getitem__)
+        shown = tree_map_only(torch.device, lambda device: "a device", (args, kwargs))
+        indices[node] = f"%{len(indices)}"
+        values = tree_map_only(torch.Tensor, lambda x: f"{x.dtype}{[str(d) for d in x.shape]}", node.meta.get("val"))
+        yield node.op, called, str(shown), str(values)
+
+
+def _recipe_text(recipe: Recipe) -> str:
+    """Return a recipe (how a constant is computed from parameters) as text, with its steps renamed ``%0``, ``%1``, …"""
+    text = f"{recipe.dtype} {recipe}"
+    for index, step in enumerate(recipe.steps):
+        text = re.sub(rf"\b{re.escape(step.name)}\b", f"%{index}", text)
+    return text

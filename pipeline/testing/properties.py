@@ -58,18 +58,15 @@ class Tally:
         if call in self.seen:
             return
         try:
-            self.add(check(call))
+            result = check(call)
+            if isinstance(result, Checked):
+                self.passed += 1
+                self.used += result.used
+            else:
+                self.reasons.update(reason.reason for reason in result.reasons)
         except CallError as error:
             self.refused.append(error)
         self.seen.add(call)
-
-    def add(self, result: Checked | Rejected) -> None:
-        """Count the result of one call."""
-        if isinstance(result, Checked):
-            self.passed += 1
-            self.used += result.used
-            return
-        self.reasons.update(reason.reason for reason in result.reasons)
 
     def __str__(self) -> str:
         rows = [f"  {count} x {reason}" for reason, count in self.reasons.most_common()]
@@ -167,7 +164,12 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
     Raises:
         CheckError, AssertionError, LookupError: as in ``check_target``; LookupError also if there is no converter.
     """
-    registry, declared = _registry_and_targets(converter, options.pop("registry", DYNAMO_CONVERTERS))
+    registry, name = options.pop("registry", DYNAMO_CONVERTERS), ""
+    if isinstance(converter, ConverterRegistry):
+        registry, declared = converter, sorted(converter.unique_targets(), key=qualified_name)
+    else:
+        name, declared = getattr(converter, "__name__", ""), [d.key for d in declarations_of(converter)]
+        registry = registry.override(converter)
     if not declared or (unknown := [target for target in targets if target not in declared]):
         known = ", ".join(map(qualified_name, declared))
         why = f"none is for {qualified_name(unknown[0])}, only for {known}" if declared else "the registry is empty"
@@ -176,13 +178,5 @@ def check_converter(converter: Callable[..., object] | ConverterRegistry, *targe
         for target in targets or declared:
             check_target(target, registry=registry, **options)
     except CheckError as error:
-        error.converter = "" if isinstance(converter, ConverterRegistry) else getattr(converter, "__name__", "")
+        error.converter = name
         raise
-
-
-def _registry_and_targets(converter: Any, replaced_in: ConverterRegistry) -> tuple[ConverterRegistry, Sequence[object]]:
-    """Return a registry in which ``converter`` replaces the converters of its operators in ``replaced_in``, and these
-    operators. If ``converter`` is itself a registry, return it and all its operators."""
-    if isinstance(converter, ConverterRegistry):
-        return converter, sorted(converter.unique_targets(), key=qualified_name)
-    return replaced_in.override(converter), [d.key for d in declarations_of(converter)]

@@ -23,7 +23,7 @@ from pipeline.errors import PipelineError
 from pipeline.frozen import FrozenDict
 from pipeline.improvements.rewriting import Node, Rewriting
 from pipeline.program import Program, Validated
-from pipeline.verification.split import reject_nodes
+from pipeline.verification.engines_in_torch import reject_nodes
 
 HALVES = (torch.float16, torch.bfloat16)
 

@@ -15,12 +15,12 @@ from pipeline.program import Program, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.agreement import Agreement, OutputAgreement
 from pipeline.verification.eager import output_ancestors
+from pipeline.verification.engines_in_torch import put_in_engines
 from pipeline.verification.measure import Comparison
 from pipeline.verification.recompile import Recompiler
 from pipeline.verification.records import Bisection, Fault
 from pipeline.verification.script import fault_script
 from pipeline.verification.search import Predicate, find_wrong_sets
-from pipeline.verification.split import put_in_engines
 
 log = logging.getLogger(__name__)
 

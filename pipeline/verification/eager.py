@@ -3,12 +3,12 @@ Runs use eager's dtypes, a wider dtype, or random rounding errors. Calibration r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import torch
-from attrs import frozen
 from torch import Tensor
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
@@ -18,10 +18,12 @@ from pipeline.aten.graphs import results_of
 from pipeline.aten.interpreter import get_attribute, interpreter_of
 from pipeline.aten.traits import CONTRACTIONS, Kind, op_kind
 from pipeline.aten.types import Argument
+from pipeline.errors import CalibrationError
 from pipeline.improvements.precision import EXPONENTS, TABLE, op_name
 from pipeline.program import Program
 from pipeline.runtime.call_memory import CallLimit
 from pipeline.runtime.opened_file import check_files
+from pipeline.verification.bounds import largest_magnitude
 
 WIDENED = 4
 """The ratio of the sizes of float64 and half-precision elements in bytes."""
@@ -42,7 +44,7 @@ class EagerRun:
     program: the captured program. parameters: the model's tensors, by name. device: where the graph runs. dtype: the
         dtype to which narrower floating-point tensors are cast; None for the model's own dtypes. noise: the largest
         relative random error (from ``seed``) to add to results of operators that round, or a function from dtype to
-        this error. saved_nodes: names of nodes whose values are saved in ``values``.
+        this error. observe: called with each node and its value.
     """
 
     def __init__(
@@ -54,12 +56,11 @@ class EagerRun:
         *,
         noise: float | Callable[[torch.dtype], float] = 0.0,
         seed: int = 0,
-        saved_nodes: Sequence[str] = (),
+        observe: Callable[[torch.fx.Node, object], object] = lambda node, value: None,
     ) -> None:
         self.program, self.parameters, self.device, self.dtype = program, parameters, device, dtype
-        self.noise, self.saved_nodes = noise, frozenset(saved_nodes)
+        self.noise, self.observe = noise, observe
         self.generator = torch.Generator(device).manual_seed(seed) if noise else None
-        self.values: dict[str, Argument] = {}
         self.env: dict[torch.fx.Node, Argument] = {}
         self.bound = CallLimit.from_file(parameters, program, 1 if dtype is None else WIDENED)
 
@@ -84,11 +85,6 @@ class EagerRun:
                     del self.env[done]
             env, self.env = self.env, {}
         return tuple(env[x] if isinstance(x, torch.fx.Node) else x for x in results_of(self.program.graph))
-
-    def observe(self, node: torch.fx.Node, value: object) -> None:
-        """Save the value of a node, if its name is in ``saved_nodes``."""
-        if node.name in self.saved_nodes:
-            self.values[node.name] = value
 
     def compute_value(self, node: torch.fx.Node, inputs: Mapping[str, object]) -> Argument:
         """Return the value of a node, computed from the values of earlier nodes."""
@@ -200,43 +196,33 @@ def _ancestors(node: torch.fx.Node) -> frozenset[torch.fx.Node]:
     return frozenset(seen)
 
 
-@frozen
-class RangeMethod:
-    """How the range of an activation is computed: its largest magnitude, or a percentile of its magnitudes."""
-
-    percentile: float | None = None
-
-    def compute(self, x: Tensor) -> float:
-        """Return the range of an activation, given its values for one batch."""
-        sizes = x.detach().float().abs().reshape(-1)
-        if not sizes.numel():
-            return 0.0
-        if self.percentile is None:
-            return float(sizes.max())
-        rank = max(1, round(self.percentile / 100 * sizes.numel()))
-        return float(sizes.kthvalue(min(rank, sizes.numel())).values)
-
-
-class Calibration(EagerRun):
-    """An interpreter of a program's graph that records the range of each requested activation over all batches."""
-
-    def __init__(self, program: Program, node_names: Iterable[str], method: RangeMethod) -> None:
-        super().__init__(program, program.parameters, torch.device("cpu"))
-        self.node_names, self.method = frozenset(node_names), method
-        self.ranges: dict[str, float] = {}
-
-    def observe(self, node: torch.fx.Node, value: object) -> None:
-        """Record the range of a node's value, if it is a requested activation."""
-        if node.name in self.node_names and isinstance(value, Tensor):
-            self.ranges[node.name] = max(self.ranges.get(node.name, 0.0), self.method.compute(value))
-
-
 def measure_ranges(
-    program: Program, node_names: Iterable[str], method: RangeMethod, batches: Iterable[Sequence[object]]
+    program: Program, node_names: Iterable[str], percentile: float | None, batches: Iterable[Sequence[object]]
 ) -> Mapping[str, float]:
-    """Run a program on batches of inputs; return, by node name, the largest range of the node's value in any batch: a
-    magnitude, computed by ``method``."""
-    calibration = Calibration(program, node_names, method)
+    """Run a program on batches of inputs; return, by node name, the largest range of the node's value in any batch: its
+    largest magnitude, or a ``percentile`` of its magnitudes."""
+    wanted, ranges = frozenset(node_names), dict[str, float]()
+
+    def observe(node: torch.fx.Node, value: object) -> None:
+        if node.name in wanted and isinstance(value, Tensor):
+            found = _magnitude(value, percentile)
+            if not math.isfinite(found):
+                why = f"the activation {node.name} reaches {found} on inputs in calibration"
+                raise CalibrationError(
+                    f"{why}, and a range must be finite", "leave these inputs out, or exclude its readers"
+                )
+            ranges[node.name] = max(ranges.get(node.name, 0.0), found)
+
+    run = EagerRun(program, program.parameters, torch.device("cpu"), observe=observe)
     for batch in batches:
-        calibration(batch)
-    return calibration.ranges
+        run(batch)
+    return ranges
+
+
+def _magnitude(x: Tensor, percentile: float | None) -> float:
+    """Return the largest magnitude of an activation's elements in one batch, or a percentile of them."""
+    sizes = x.detach().float().abs().reshape(-1)
+    if percentile is None or not sizes.numel():
+        return largest_magnitude(sizes)
+    rank = max(1, round(percentile / 100 * sizes.numel()))
+    return float(sizes.kthvalue(min(rank, sizes.numel())).values)

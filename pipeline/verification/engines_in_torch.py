@@ -1,8 +1,8 @@
-"""Replace some engines of a program by PyTorch segments, or the whole program by its captured operators in PyTorch."""
+"""Choose what runs in PyTorch: replace some engines, the whole program, or all operators but some under suspicion."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TypeVar
@@ -16,9 +16,11 @@ from pipeline.converters.declare import Rejection
 from pipeline.errors import source_line
 from pipeline.frozen import FrozenDict
 from pipeline.partitioning.assemble import Group, assemble, cuts
+from pipeline.partitioning.flow import build_flow
+from pipeline.partitioning.levels import unit_levels
+from pipeline.partitioning.units import build_units
 from pipeline.program import Partitioned, Program, Segment, Validated, Verdict, is_operator
 from pipeline.recipes import qualified_name
-from pipeline.verification.split import reject_nodes
 
 T = TypeVar("T")
 
@@ -92,6 +94,37 @@ def _without_unread_random_numbers(program: Program) -> Program:
     for node in [node for node in graph.nodes if node.name in unread]:
         graph.erase_node(node)
     return program.with_graph(graph)
+
+
+def put_in_engines(partitioned: Partitioned, nodes: frozenset[str]) -> Partitioned:
+    """Return the same program with these operators in engines and all other operators in PyTorch.
+
+    Exactly these nodes run in TensorRT: no node is moved or copied. There are as few engines as the order allows.
+    """
+    program = partitioned.program
+    outside = {n.name for n in program.graph.nodes if is_operator(n)} - nodes
+    reason = Rejection("kept in PyTorch during this trial of the search for wrong operators")
+    validated = reject_nodes(Validated(program, partitioned.verdicts), dict.fromkeys(outside, reason))
+    graph = build_flow(program, frozenset())
+    operators = build_units(graph, ())
+    in_torch = [graph.nodes[members[0]].name not in nodes for members in operators.members]
+    groups: dict[int, list[int]] = defaultdict(list)
+    for unit, level in enumerate(unit_levels(graph, operators, in_torch)):
+        groups[level] += operators.members[unit]
+    groups_by_kind: list[Group] = [
+        ("engine" if level % 2 else "torch", [graph.nodes[i].name for i in sorted(groups[level])])
+        for level in sorted(groups)
+    ]
+    return assemble(validated, groups_by_kind, {})
+
+
+def reject_nodes(validated: Validated, reasons: Mapping[str, Rejection]) -> Validated:
+    """Return verdicts that reject the nodes named in ``reasons``, each for its reason, so that they run in PyTorch."""
+    verdicts = {
+        name: evolve(v, choice=None, reasons=(*v.reasons, reasons[name])) if name in reasons and v.supported else v
+        for name, v in validated.verdicts.items()
+    }
+    return evolve(validated, verdicts=FrozenDict(verdicts))
 
 
 def join_rejections(reasons: Sequence[Rejection]) -> Rejection:

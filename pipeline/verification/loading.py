@@ -26,10 +26,10 @@ from pipeline.records.agreement import Healed
 from pipeline.runtime.program_engines import LoadResults
 from pipeline.settings import CompilationSettings
 from pipeline.verification.alternative_lowerings import ALTERNATIVES, IN_TORCH, Alternative, NotPossibleError
+from pipeline.verification.engines_in_torch import put_in_engines
 from pipeline.verification.healing import Decision, apply_decisions
 from pipeline.verification.recompile import Recompiler
 from pipeline.verification.search import Predicate, find_smallest
-from pipeline.verification.split import put_in_engines
 
 log = logging.getLogger(__name__)
 

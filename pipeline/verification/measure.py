@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from attrs import evolve, field, frozen
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled, CompiledModule, Executor
 from pipeline.compose.events import report
+from pipeline.errors import ExecutionError
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program
 from pipeline.records.agreement import Agreement, OutputAgreement, versions
@@ -52,7 +53,7 @@ class Comparison:
             PipelineError: the program was loaded from a file that lacks weights or the program for eager PyTorch.
         """
         check_comparable(program)
-        executor = executor or ("tensorrt" if has_gpu() else "reference")
+        executor = choose_executor(executor)
         source = program.source or program
         tf32 = runs_in_tf32(executor)
         device = torch.device("cuda", torch.cuda.current_device()) if executor == "tensorrt" else torch.device("cpu")
@@ -142,6 +143,16 @@ def output_names(program: Program) -> list[str]:
         o.name or f"output.{i}" if o.kind == "user" else f"{o.kind} {o.target} after the call"
         for i, o in enumerate(compared_outputs(program))
     ]
+
+
+def choose_executor(executor: Executor | None) -> Executor:
+    """Return the executor that runs programs: TensorRT if there is a GPU and None is given. Raise a `ValueError` for
+    another word, and an `ExecutionError` if TensorRT has no GPU here."""
+    if executor not in (known := (None, *get_args(Executor))):
+        raise ValueError(f"executor must be one of {', '.join(map(repr, known))}, got {executor!r}")
+    if executor == "tensorrt" and not has_gpu():
+        raise ExecutionError("TensorRT engines need a GPU, but torch finds none on this machine")
+    return executor or ("tensorrt" if has_gpu() else "reference")
 
 
 def runs_in_tf32(executor: Executor) -> bool:

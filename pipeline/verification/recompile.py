@@ -4,9 +4,9 @@ Report what a loaded program lacks for recompilation or verification."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
 
 from attrs import field, frozen
+from toolz import pipe
 
 from pipeline.aten.tensor_type import TensorType
 from pipeline.compiled import Compiled
@@ -83,10 +83,8 @@ class Recompiler:
 
     def compile_partitioned(self, partitioned: Partitioned) -> Compiled:
         """Compile a program that is already partitioned into engines and PyTorch segments."""
-        record: Any = partitioned
-        for stage in self.rest:
-            record = stage(record)
-        return cast(Compiled, record)
+        compiled: Compiled = pipe(partitioned, *self.rest)
+        return compiled
 
     def compute_verdicts(self, program: Program) -> Validated:
         """Compute the verdicts on a program: for each node, whether a converter accepts it."""

@@ -243,10 +243,10 @@ def _unstable_part(exact: object, others: Sequence[Leaf], noise: float) -> Unsta
 def output_bounds(source: Program, device: torch.device, tf32: bool, multiple: float) -> tuple[Bound, ...]:
     """Return each output's bound, at least ``multiple`` times eager's error. ``tf32``: whether GPU matmuls use TF32."""
     products = matmul_precision("reference" if device.type == "cpu" else "tensorrt", tf32)
-    return tuple(Bound(_coarsest_dtype(above), products, multiple) for above in output_ancestors(source))
+    return tuple(Bound(coarsest_dtype(above), products, multiple) for above in output_ancestors(source))
 
 
-def _coarsest_dtype(nodes: Iterable[torch.fx.Node]) -> torch.dtype:
+def coarsest_dtype(nodes: Iterable[torch.fx.Node]) -> torch.dtype:
     """Return the dtype with the coarsest rounding in which these nodes compute: float32, float16 or bfloat16."""
     values = (node.meta.get("val") for node in nodes)
     floats = {v.dtype for v in values if isinstance(v, torch.Tensor) and v.is_floating_point()}

@@ -60,22 +60,17 @@ def create_samples(program: Program, source: Program, inputs: UserInputs = None)
     """
     if inputs is not None and not callable(inputs):
         return tuple(_user_sample(program, f"inputs[{i}]", call) for i, call in enumerate(inputs))
-    return tuple(_create_sample(program, source, name, sizes, inputs) for name, sizes in sizes_to_try(program))
+    if inputs is not None:
+        return tuple(_user_sample(program, n, inputs(sizes_by_location(program, s))) for n, s in sizes_to_try(program))
+    return tuple(create_sample(program, sizes, name, source) for name, sizes in sizes_to_try(program))
 
 
-def create_sample(program: Program, sizes: Mapping[str, int]) -> Sample:
-    """Generate the inputs of a call with these sizes (by symbol), as `create_samples` does."""
-    return _create_sample(program, program.without_weights(), "given", sizes, None)
-
-
-def _create_sample(
-    program: Program, source: Program, name: str, sizes: Mapping[str, int], inputs: UserInputs
+def create_sample(
+    program: Program, sizes: Mapping[str, int], name: str = "given", source: Program | None = None
 ) -> Sample:
-    """Create a sample of this name and sizes: from the result of ``inputs``, if it is a function, else generated such
-    that indices suit the tables in ``source``, the captured program."""
-    if callable(inputs):
-        return _user_sample(program, name, inputs(sizes_by_location(program, sizes)))
-    limits = index_limits(source)
+    """Generate the inputs of a call with these sizes (by symbol), as `create_samples` does: indices suit the tables in
+    ``source``, the captured program (None: ``program``)."""
+    limits = index_limits(source or program)
     values = [_input_and_alternative(program, i, port, sizes, limits) for i, port in enumerate(program.inputs)]
     first, second = zip(*values, strict=True) if values else ((), ())
     return Sample(name, FrozenDict(sizes_by_location(program, sizes)), tuple(first), tuple(second))
@@ -199,7 +194,7 @@ def _random_tensor(port: Port, shape: Sequence[int], limit: int | None, seed: in
     if port.dtype.is_complex:
         return torch.view_as_complex(torch.randn(*shape, 2, generator=generator, dtype=torch.float64)).to(port.dtype)
     if port.dtype.is_floating_point:
-        return torch.randn(*shape, generator=generator).to(port.dtype)
+        return torch.randn(tuple(shape), generator=generator).to(port.dtype)
     most = 2 if port.dtype == torch.bool else min(limit or 2, torch.iinfo(port.dtype).max)
     return torch.randint(0, most, tuple(shape), generator=generator).to(port.dtype)
 

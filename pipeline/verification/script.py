@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 
-import attrs
 import torch
 from attrs import define, field
 
@@ -13,7 +12,6 @@ from pipeline.aten.types import Argument
 from pipeline.program import Program, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.agreement import Agreement
-from pipeline.settings import CompilationSettings
 from pipeline.verification.eager import EagerRun
 from pipeline.verification.measure import Comparison
 from pipeline.verification.records import Fault
@@ -65,10 +63,14 @@ def fault_script(program: Program, comparison: Comparison, fault: Fault, agreeme
     writer.collect_inputs()
     if writer.unsupported:
         return ""
-    names = [node.name for node in writer.inputs]
-    eager = EagerRun(program, reference.parameters, reference.device, saved_nodes=names)
-    eager(reference.inputs)
-    return writer.render(eager.values, fault, comparison)
+    values = dict[str, Argument]()
+
+    def keep(node: torch.fx.Node, value: object) -> None:
+        if node in writer.inputs:
+            values[node.name] = value
+
+    EagerRun(program, reference.parameters, reference.device, observe=keep)(reference.inputs)
+    return writer.render(values, fault, comparison)
 
 
 @define(eq=False)
@@ -102,6 +104,7 @@ class _Writer:
     def render(self, values: dict[str, Argument], fault: Fault, comparison: Comparison) -> str:
         """Return the script: ``TEXT`` with the faulty nodes as a module, and random inputs that resemble ``values`` (by
         node name). ``fault`` is described in its title; ``comparison`` has the executor."""
+        settings = self.program.settings.evolve(torch_executed_ops=()).changed()
         tensors = [n for n in self.inputs if isinstance(values.get(n.name), torch.Tensor)]
         constants = [n for n in tensors if n.name in self.program.constants]
         inputs = [n for n in tensors if n not in constants]
@@ -116,7 +119,7 @@ class _Writer:
             body="\n".join(f"        {n.name} = {self.call_source(n, sources)}" for n in self.nodes),
             results=", ".join(self.result_sources()),
             inputs=f"{given}\n" if inputs else "",
-            settings=_settings_source(self.program.settings),
+            settings=", ".join(f"{name}={value}" for name, value in settings.items()),
             executor=f", executor={comparison.executor!r}",
         )
 
@@ -182,11 +185,3 @@ def _random_tensor_source(value: torch.Tensor) -> str:
         mean, deviation, least, most = map(float, measures)
     drawn = f"normal({mean:.6g}, {deviation:.6g}, {least:.9g}, {most:.9g}{shape})"
     return drawn if value.dtype == torch.float32 else f"{drawn}.to({value.dtype})"
-
-
-def _settings_source(settings: CompilationSettings) -> str:
-    """Return Python keyword arguments for the settings that differ from their defaults, if they are plain values."""
-    default = CompilationSettings()
-    names = [f.name for f in attrs.fields(CompilationSettings) if f.name != "torch_executed_ops"]
-    changed = [(n, getattr(settings, n)) for n in names if getattr(settings, n) != getattr(default, n)]
-    return ", ".join(f"{name}={value!r}" for name, value in changed)

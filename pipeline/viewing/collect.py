@@ -11,6 +11,7 @@ from typing import Final, Literal
 import torch
 from attrs import evolve
 from sympy import preorder_traversal
+from toolz import groupby
 
 from pipeline.aten.naming import module_path, module_stack, node_name
 from pipeline.aten.tensor_type import TensorType
@@ -20,9 +21,9 @@ from pipeline.errors import Fallback, source_line_in
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Layer, Network
 from pipeline.network.engine import Engine
-from pipeline.program import GETITEM, Cut, Partitioned, Segment, input_and_output_lines, is_operator
-from pipeline.recipes import Recipe, qualified_name
-from pipeline.records.agreement import Healed, versions
+from pipeline.program import GETITEM, Partitioned, Segment, input_and_output_lines, is_operator
+from pipeline.recipes import qualified_name
+from pipeline.records.agreement import versions
 from pipeline.records.profile import Profile
 from pipeline.shapes.environment import LARGEST, Expr, Range, bounds, shape_of
 from pipeline.viewing.plan_text import fusion_texts
@@ -68,11 +69,16 @@ class _Collector:
         self.fallbacks: Mapping[str, Fallback] = {f.node: f for f in self.partitioned.fallbacks}
         self.ranges: dict[Expr, Range] = {}
         self.parts = 0
+        self.fusion = fusion_texts(program.networks, program.quantization)
+        self.healed = groupby(lambda row: row.node, program.healed)
+        self.engine_weights = {w.name: (w.dtype, w.shape) for network in program.networks for w in network.weights}
+        layers = [(n.name, node_name(layer.name), layer) for n in program.networks for layer in n.layers]
+        self.layers = groupby(lambda row: row[:2], layers)
         self.segment_of = {n: s for s in reversed(self.partitioned.segments) for n in s.nodes}
 
     def collect(self, title: str, profile: Profile | None) -> ProgramView:
         """Return the complete view of the program."""
-        program, compiled = self.program, self.compiled
+        program, compiled, words = self.program, self.compiled, self.program.shapes.words
         inputs, outputs = input_and_output_lines(self.partitioned)
         rows = [self.view_node(node) for node in program.graph.nodes if self.is_shown(node)]
         modules = dict(row for node in program.graph.nodes for row in module_stack(node.meta))
@@ -81,7 +87,10 @@ class _Collector:
             nodes=tuple(rows),
             modules=tuple(ModuleView(path, kind) for path, kind in modules.items()),
             segments=tuple(map(self.view_segment, self.partitioned.segments)),
-            cuts=tuple(map(self.view_cut, self.partitioned.cuts)),
+            cuts=tuple(
+                CutView(cut.source, cut.target, tuple(p.text(words) for p in cut.tensors), cut.nbytes, cut.max_nbytes)
+                for cut in self.partitioned.cuts
+            ),
             kernels=self.kernels,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
@@ -118,7 +127,7 @@ class _Collector:
             values=tuple(self.node_values(node.meta.get("val"))) if node.op != "output" else (),
             reason=fallback.reason if fallback else "",
             hint=fallback.hint if fallback else "",
-            healed="; ".join(f"{h.action}: {h.reason}" for h in self.alternatives_by_node.get(node.name, ())),
+            healed="; ".join(f"{h.action}: {h.reason}" for h in self.healed.get(node.name, ())),
         )
         if place != "tensorrt":
             return evolve(node_view, weights=self.graph_weights(node))
@@ -150,7 +159,7 @@ class _Collector:
     def view_engine_node(self, node_view: NodeView, node: torch.fx.Node) -> NodeView:
         """Add to a node's view how an engine runs the node: its converter, layers, weights and kernels."""
         choice = self.partitioned.verdicts[node.name].choice
-        layers = self.layers_by_node.get((node_view.segment, node.name), ())
+        layers: list[Layer] = [layer for *_, layer in self.layers.get((node_view.segment, node.name), ())]
         names = dict.fromkeys(weight for layer in layers for _, weight in layer.weights)
         return evolve(
             node_view,
@@ -158,30 +167,8 @@ class _Collector:
             layers=tuple(LayerView(layer.name, layer.kind) for layer in layers),
             kernels=tuple(self.kernels_by_node.get(node.name, ())),
             weights=tuple(map(self.engine_weight, names)) if self.networks else self.graph_weights(node),
-            fusion=self.fusion_texts_by_node.get((node_view.segment, node.name), ""),
+            fusion=self.fusion.get((node_view.segment, node.name), ""),
         )
-
-    @cached_property
-    def fusion_texts_by_node(self) -> Mapping[tuple[str, str], str]:
-        """Return, by segment and node, whether a quantized value is fused into a matmul or convolution, as text."""
-        return fusion_texts(self.compiled.networks, self.compiled.quantization)
-
-    @cached_property
-    def alternatives_by_node(self) -> Mapping[str, Sequence[Healed]]:
-        """Return, by node, its alternative implementations, chosen since its engine was wrong or did not load."""
-        rows = defaultdict(list)
-        for row in self.compiled.healed:
-            rows[row.node].append(row)
-        return rows
-
-    @cached_property
-    def layers_by_node(self) -> Mapping[tuple[str, str], Sequence[Layer]]:
-        """Return the network layers that each node was converted to, by segment and node."""
-        rows = defaultdict(list)
-        for network in self.compiled.networks:
-            for layer in network.layers:
-                rows[network.name, node_name(layer.name)].append(layer)
-        return rows
 
     @cached_property
     def kernels(self) -> tuple[KernelView, ...]:
@@ -209,17 +196,12 @@ class _Collector:
                 rows[name].append(number)
         return rows
 
-    @cached_property
-    def engine_weights(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
-        """Return the dtype and shape of each weight of the engines' networks, by name."""
-        return {w.name: (w.dtype, w.shape) for network in self.compiled.networks for w in network.weights}
-
     def engine_weight(self, name: str) -> WeightView:
         """Return the view of a weight of an engine, by the weight's name in the engine."""
         dtype, shape = self.engine_weights[name]
         recipe, fixed = self.compiled.refit_map.get(name), self.compiled.refit_map.computed.get(name, "")
         literal = "" if recipe is not None or fixed else "a constant of the converter's own"
-        return WeightView(name, dtype, shape, _tensor_bytes(dtype, shape), _recipe_text(recipe), fixed or literal)
+        return WeightView(name, dtype, shape, _tensor_bytes(dtype, shape), str(recipe or ""), fixed or literal)
 
     def graph_weights(self, node: torch.fx.Node) -> tuple[WeightView, ...]:
         """Return the views of the weights that a node reads in the graph."""
@@ -229,14 +211,9 @@ class _Collector:
         """Return the view of a weight, given its node in the graph."""
         recipe, value = self.program.constants[node.name], node.meta.get("val")
         if not isinstance(value, torch.Tensor | TensorType):
-            return WeightView(recipe.name, type(value).__name__, recipe=_recipe_text(recipe))
+            return WeightView(recipe.name, type(value).__name__, recipe=str(recipe))
         dtype, shape = str(value.dtype).removeprefix("torch."), tuple(int(d) for d in value.shape)
-        return WeightView(recipe.name, dtype, shape, _tensor_bytes(dtype, shape), _recipe_text(recipe))
-
-    def view_cut(self, cut: Cut) -> CutView:
-        """Return the view of a cut between two segments: the tensors that cross it."""
-        tensors = tuple(port.text(self.program.shapes.words) for port in cut.tensors)
-        return CutView(cut.source, cut.target, tensors, cut.nbytes, cut.max_nbytes)
+        return WeightView(recipe.name, dtype, shape, _tensor_bytes(dtype, shape), str(recipe))
 
     def view_segment(self, segment: Segment) -> SegmentView:
         """Return the view of one segment: an engine, or a part that runs in PyTorch."""
@@ -265,16 +242,12 @@ def _node_kind(node: torch.fx.Node) -> Literal["operator", "item", "size", "inpu
         return "output"
     if _target_name(node) == GETITEM:
         return "item"
-    return "operator" if is_operator(node) or not _is_number(node.meta.get("val")) else "size"
+    tensors = isinstance(node.meta.get("val"), torch.Tensor | TensorType | tuple | list)
+    return "operator" if is_operator(node) or tensors else "size"
 
 
 def _target_name(node: torch.fx.Node) -> str:
     return qualified_name(node.target) if node.op == "call_function" else node.op
-
-
-def _is_number(value: object) -> bool:
-    """Return whether a node's value is a number: neither a tensor nor a tuple or list."""
-    return not isinstance(value, torch.Tensor | TensorType | tuple | list)
 
 
 def _number_type(value: object) -> str:
@@ -289,8 +262,3 @@ def _tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
     count = prod(shape)
     found = getattr(torch, dtype, None)
     return count * found.itemsize if isinstance(found, torch.dtype) else (count + 1) // 2
-
-
-def _recipe_text(recipe: Recipe | None) -> str:
-    """Return, as text, how a weight is computed from parameters (its recipe); empty if there is none."""
-    return "" if recipe is None else str(recipe)

@@ -67,15 +67,6 @@ def _changed_values(
             yield Row(f"{name}: {was} -> {now}")
 
 
-def _changed_settings(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    """Yield a row for each setting that differs; a view contains only settings that differ from their defaults."""
-    return _changed_values(before.settings, after.settings, missing="as by default")
-
-
-def _changed_versions(before: ProgramView, after: ProgramView) -> Iterator[Row]:
-    return _changed_values(before.versions, after.versions)
-
-
 def _changed_signature(before: ProgramView, after: ProgramView) -> Iterator[Row]:
     """Yield a row for each input, output and dynamic size that only one of the programs has."""
     for what in ("inputs", "outputs", "sizes"):
@@ -215,8 +206,8 @@ def _is_similar_error(before: float, after: float) -> bool:
 
 
 KINDS: Mapping[str, Callable[[ProgramView, ProgramView], Iterator[Row]]] = {
-    "settings": _changed_settings,
-    "versions": _changed_versions,
+    "settings": lambda before, after: _changed_values(before.settings, after.settings, missing="as by default"),
+    "versions": lambda before, after: _changed_values(before.versions, after.versions),
     "weights": _changed_weights,
     "inputs and outputs": _changed_signature,
     "where nodes run": _moved_nodes,

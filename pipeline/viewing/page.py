@@ -42,21 +42,17 @@ def write_page(program: ProgramView, path: str | os.PathLike[str], changes: Sequ
 def render_page(program: ProgramView, changes: Sequence[Change] | None = None) -> str:
     """Return the web page of a program as HTML. The element with the id ``data`` contains JSON: ``program`` is a
     `ProgramView`, and ``difference`` has the differences from another program, if any."""
+    licences = {name: read_asset(name.replace("min.js", "LICENSE.txt")).strip() for name in LIBRARIES}
     parts = {
         "version": html.escape(__version__),
         "title": html.escape(f"{program.title} – pipeline"),
         "style": read_asset("page.css"),
         "data": view_to_json(program, changes).replace("<", "\\u003c"),
-        "libraries": "\n".join(f"/*\n{_licence_text(name)}\n*/\n{read_asset(name)}" for name in LIBRARIES),
+        "libraries": "\n".join(f"/*\n{licence}\n*/\n{read_asset(name)}" for name, licence in licences.items()),
         "scripts": "\n".join(map(read_asset, SCRIPTS)),
     }
     before, *rest = read_asset("page.html").split("{{")
     return before + "".join(parts[name] + text for name, _, text in (each.partition("}}") for each in rest))
-
-
-def _licence_text(name: str) -> str:
-    """Return the licence text of a JavaScript library, which must precede the library in the page."""
-    return read_asset(name.replace("min.js", "LICENSE.txt")).strip()
 
 
 @cache

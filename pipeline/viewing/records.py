@@ -21,10 +21,6 @@ Place = Literal["tensorrt", "pytorch", "host"]
 """Where a node runs: in TensorRT, in PyTorch, or on the ``host`` (sizes and tuple items, which take no GPU time)."""
 
 
-NUMBERS = ("int", "float", "bool")
-"""The names that a value's dtype has if the value is a Python number."""
-
-
 @frozen
 class Value:
     """A tensor (or number) that a node computes: its dtype, its sizes as expressions, and their ranges (smallest,
@@ -36,7 +32,7 @@ class Value:
     nbytes: int = 0
 
     def __str__(self) -> str:
-        if self.dtype in NUMBERS:
+        if self.dtype in ("int", "float", "bool"):  # a Python number
             return self.dtype
         sizes = zip(self.shape, self.ranges, strict=True)
         dims = (size if low == high else f"{size}={low}..{opt}..{high}" for size, (low, opt, high) in sizes)

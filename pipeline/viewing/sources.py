@@ -70,7 +70,8 @@ PROGRAM = "program.json"
 
 
 def open_view(path: str | os.PathLike[str]) -> ProgramView:
-    """Read the view of a program from any of the files in which it can be saved.
+    """Read the view of a program from any of the files in which it can be saved. The view of a saved program has the
+    versions that compiled it and the digest of its weights.
 
     Args:
         path: a file of `Compiled.save`, a folder of ``pipeline compile``, a page (``.html``), or a view as JSON.
@@ -84,11 +85,8 @@ def open_view(path: str | os.PathLike[str]) -> ProgramView:
         if not (path / PROGRAM).is_file():
             raise ArtifactError(f"folder {path} has no {PROGRAM}", "`pipeline compile -o DIR` writes it: compile again")
         return read_view(path / PROGRAM)
-    return read_view(path) if path.suffix in (".json", ".html") else _saved_view(path)
-
-
-def _saved_view(path: Path) -> ProgramView:
-    """Return the view of a saved program, with the versions that compiled it and the digest of its weights."""
+    if path.suffix in (".json", ".html"):
+        return read_view(path)
     manifest = inspect(path).manifest
     versions, weights = manifest.versions, manifest.weights
     with raise_as_altered_file(str(path)):

@@ -99,6 +99,9 @@ def cases() -> dict[str, Case]:
     made: dict[str, Case] = {
         "whole": Case(Function(lambda m, x: torch.softmax(m.linear(x), -1)), (x,)),
         "dynamic": Case(Function(lambda m, x: {"y": m.linear(x), "n": x.shape[0] * 2 + 1}), (x,), {"args": batch}),
+        "two of a size": Case(
+            Function(lambda m, x, y: m.linear(torch.cat([x, y], 1)[:, :8])), (x, x[:, :3]), {"args": batch * 2}
+        ),
         "fallback": Case(Function(lambda m, x: (m.linear(m.linear(x).sin()), x.cumsum(0))), (x,), None, executed),
         "mutation": Case(Counter(), (x,)),
         "written input": Case(Function(_written), (x, torch.zeros(2, 8))),

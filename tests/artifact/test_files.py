@@ -21,7 +21,7 @@ import pipeline
 from pipeline import Compiled
 from pipeline.artifact.manifest import Manifest, SavedEngine, SavedVerdict
 from pipeline.network.engine import Engine
-from pipeline.program import Partitioned, Program, Verdict
+from pipeline.program import Partitioned, Program, Verdict, is_operator
 from tests.artifact.programs import Case, cases
 
 pytestmark = pytest.mark.filterwarnings("ignore::pipeline.ArtifactWarning")
@@ -61,6 +61,7 @@ def test_a_loaded_program_is_the_program(name: str, tmp_path: Path) -> None:
     assert list(map(str, loaded.networks)) == list(map(str, program.networks))
     assert list(map(bytes, loaded.engines)) == list(map(bytes, program.engines))
     assert loaded.program.digest == program.program.digest
+    assert list(map(is_operator, loaded.program.graph.nodes)) == list(map(is_operator, program.program.graph.nodes))
     ours, theirs = loaded.module(), program.module()
     for _ in range(2):  # what a call writes, the next reads
         left, right = copy.deepcopy(case.args), copy.deepcopy(case.args)

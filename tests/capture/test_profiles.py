@@ -85,7 +85,15 @@ def test_weights_are_there_once() -> None:
 
 @pytest.mark.parametrize(
     ("profiles", "error", "words"),
-    [([], ValueError, "one dynamic_shapes for each"), ([({1: "n"}, {1: 1})], TypeError, "'n'")],
+    [
+        ([], ValueError, "one dynamic_shapes for each"),
+        ([({1: "n"}, {1: 1})], TypeError, "'n'"),
+        ([({1: 4}, {3: 4})], ValueError, "profiles have dimension 3 for b, but this input has rank 3"),
+        ([({1: 4}, {"x": 4})], ValueError, "profiles have dimension 'x' for b"),
+        ([({1: 4}, (None, 4))], ValueError, "profiles have 2 entries for b, but this input has rank 3"),
+        ([({1: 4}, 4)], TypeError, "profiles have 4 for b: pass a dict from dimensions to sizes"),
+        ([({1: 1}, {})], ValueError, "profiles give a the size 1 in dimension 1, but its example has 4"),
+    ],
 )
 def test_profiles_that_say_nothing_are_errors(profiles: Any, error: type[Exception], words: str) -> None:
     x = torch.randn(2, 4, 8)
@@ -102,6 +110,15 @@ def test_profiles_are_given_once() -> None:
         compile(torch.nn.ReLU(), args=(given,), profiles=[({},)])
     with pytest.raises(ValueError, match="number of profiles, got 2 and 3"):
         compile(Product(), args=(given, pipeline.Input(profiles=[NARROW, NARROW, WIDE])))
+
+
+def test_an_exported_program_takes_the_profiles_of_inputs() -> None:
+    exported = torch.export.export(torch.nn.ReLU(), (torch.randn(2, 4, 8),), dynamic_shapes=({1: Dim("n", max=32)},))
+    with pytest.raises(TypeError, match="profiles cannot change an ExportedProgram: pass an Input with profiles"):
+        pipeline.capture(exported, (torch.randn(2, 4, 8),), profiles=[({1: 4},)])
+    profiles = [((2, 1, 8), (2, 1, 8), (2, 2, 8)), ((2, 4, 8), (2, 4, 8), (2, 8, 8))]
+    program = pipeline.capture(exported, (pipeline.Input(profiles=profiles),))
+    assert [{(each.min, each.max) for each in profile.values()} for profile in program.profiles] == [{(1, 2)}, {(4, 8)}]
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,22 @@ MISUSE: dict[str, tuple[list[str], str]] = {
         "call pipeline.load('x.trtp').generate",
     ),
     "a folder of no model": (["generate", ".", "--prompt-ids", "1"], "has no config.json: pass one that"),
+    "an output in place of a model": (
+        [*COMPILE[:1], "weights.pt", "--save", "weights.pt"],
+        "--save weights.pt: the co",
+    ),
+    "outputs in place of a program": (
+        ["run", "weights.pt", "-o", "./weights.pt"],
+        "reads this file, and would replace",
+    ),
+    "outputs in place of an input": (
+        ["run", "no.trtp", "--input", "x=weights.pt", "-o", "weights.pt"],
+        "would replace it",
+    ),
+    "the folder that one is in": ([*COMPILE, "-o", ".", "--force"], "-o .: the command runs in this folder, and would"),
+    "a folder around it": ([*COMPILE, "-o", "..", "--force"], "-o ..: the command runs in this folder, and would"),
+    "a folder to save to": ([*COMPILE, "--save", "."], "'.' cannot be written: it is a folder; name a file in it"),
+    "no folder for a script": (["bisect", f"{HERE}:net", "-o", "no/b.py"], "'b.py' cannot be written: the folder"),
     "no such program": (["inspect", "no.trtp"], "the file 'no.trtp' does not exist"),
     "no other program": (["diff", "no.trtp"], "pass two paths, A and B, or one SPEC with --left NAME=VALUE"),
     "no program to draw": (["report", "no.trtp"], "the file or folder 'no.trtp' does not exist"),

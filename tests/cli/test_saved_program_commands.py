@@ -136,3 +136,20 @@ def test_compile_takes_engines_from_the_cache(
     assert main([*command, *caches]) == 0
     assert engine.read_bytes() == first
     assert main([*command[:-1], "--reuse-cached-engines", *caches]) == 0
+
+
+def test_an_input_has_any_byte_order_and_is_given_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pipeline.default()(small(), (torch.zeros(2, 4),)).save("p.trtp")
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    np.save("native.npy", x)
+    np.save("big.npy", x.astype(">f4")[::-1])
+    np.save("reversed.npy", x[::-1].copy())
+    for name in ("big", "reversed"):
+        assert main(["run", "p.trtp", "--input", f"input={name}.npy", "-o", f"{name}.npz"]) == 0
+    outputs = [np.load(f"{name}.npz")["output"] for name in ("big", "reversed")]
+    np.testing.assert_array_equal(*outputs)
+    assert main(["run", "p.trtp", "--input", "input=big.npy", "--input", "input=native.npy"]) == 2
+    assert "--input input is given twice, as 'big.npy' and 'native.npy': pass it once" in capsys.readouterr().err

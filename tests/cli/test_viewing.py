@@ -119,7 +119,7 @@ def test_a_profile_needs_a_gpu(folder: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_inputs_of_a_profile_are_random_where_they_are_left_out() -> None:
-    from pipeline.cli.profiling import inputs_in_order
+    from pipeline.cli.saved_program_commands import inputs_in_order
 
-    [x] = inputs_in_order(fallbacks(), [])
+    [x] = inputs_in_order(fallbacks().program, [])
     assert (x.shape, x.dtype) == ((4, 8), torch.float32)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
 import pipeline
 from pipeline import ConverterPriority, ConverterRegistry, dynamo_tensorrt_converter, register_torch_trt_decomposition
@@ -97,6 +98,19 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: compiled(registry=registry(aten.relu.default, capability_validator=lambda node: "no")),
         "Rejection",
     ),
+    "a validator that returns a class": (
+        lambda: compiled(registry=registry(aten.relu.default, capability_validator=lambda node: pipeline.Rejection)),
+        "returned <class .*Rejection'> for relu: expected True",
+    ),
+    "a converter of an in-place operator": (
+        lambda: registry(aten.relu_.default),
+        r"no aten.relu_.default, which writes to its arguments.*\(torch.ops.aten.relu.default\)",
+    ),
+    "a converter of a call with out": (lambda: registry(aten.exp.out), r"no aten.exp.out, which .*aten.exp.default"),
+    "a decomposition of an in-place operator": (
+        lambda: table(aten.relu_, lambda x: x.clamp(min=0)),
+        r"no aten.relu_, which writes to its arguments.*\(torch.ops.aten.relu.default\)",
+    ),
     "static shapes only": (
         lambda: compiled(
             args=(pipeline.Input(min_shape=(1, 8), max_shape=(4, 8)),),
@@ -110,7 +124,19 @@ WAYS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a decomposition that never applies": (
         lambda: compiled(decompositions=table(aten.relu.default, hopeless)),
-        "NotImplemented",
+        "for relu, it returned NotImplemented",
+    ),
+    "a decomposition that calls its operator": (
+        lambda: compiled(decompositions=table(aten.relu.default, lambda x: F.relu(x) + 0)),
+        "for relu, it calls the operator itself",
+    ),
+    "a decomposition that reads data": (
+        lambda: compiled(decompositions=table(aten.relu.default, lambda x: x if x.sum() > 0 else x * 0)),
+        "for relu, its Python code reads a value of a tensor",
+    ),
+    "a decomposition with a tensor of its own": (
+        lambda: compiled(decompositions=table(aten.relu.default, lambda x: torch.maximum(x, torch.tensor(0.0)))),
+        "for relu, it uses a tensor that is no argument: create it inside",
     ),
     "a decomposition behind a converter": (
         lambda: compiled(
@@ -212,6 +238,14 @@ def test_an_enabled_decomposition_comes_before_converters() -> None:
     compile = pipeline.default(torch_enabled_decompositions={aten.relu}).until("decompose")
     assert aten.relu.default in pipeline.DYNAMO_CONVERTERS
     assert aten.relu.default not in {node.target for node in compile(nn.ReLU(), (X,)).graph.nodes}
+
+
+def test_what_torch_cannot_decompose_is_passed_over() -> None:
+    """torch's decomposition of gru raises for this layer, and is read only to tell of settings that are not used."""
+    compile = pipeline.default(min_block_size=1, torch_executed_ops={aten.gt.Scalar}).replace("build", unbuilt)
+    with pytest.warns(pipeline.UnreachedWarning, match="gt.Scalar"):
+        compiled = compile(nn.GRU(8, 4).eval(), (pipeline.Input(min_shape=(2, 3, 8), max_shape=(9, 3, 8)),))
+    assert not compiled.coverage.fallback
 
 
 def test_a_recorded_weight_keeps_its_name_and_its_recipe() -> None:

@@ -76,6 +76,11 @@ MISUSE: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         pipeline.CaptureError,
         r"layer\.weight is on the meta device",
     ),
+    "a model that was not called": (
+        of(lambda: nn.Sequential(nn.LazyLinear(4)).eval(), (X,)),
+        pipeline.CaptureError,
+        r"0\.weight has no shape yet: it is in a lazy module, which was not called\n  hint: call the model once",
+    ),
     "inputs that a script does not take": (
         of(lambda: torch.jit.script(nn.ReLU()), (X, X)),
         TypeError,

@@ -17,6 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.overrides import BaseTorchFunctionMode
 
 import pipeline
+from pipeline.aten.tracing_thread import one_export
 from pipeline.export_fixes import interrupts, patch_contexts
 from pipeline.export_fixes.patching import Patches, Replacement, _active_kinds
 from pipeline.export_fixes.restore_model_state import restore_model
@@ -139,7 +140,7 @@ def test_what_another_thread_exports_is_left_alone(error: type[BaseException] | 
 
     def export() -> None:
         begun.wait()
-        with patch_contexts.one_export:
+        with one_export:
             modes.set(0, other)
             nn.Module.__call__ = other  # type: ignore[method-assign, assignment]
             patched.set()
@@ -173,14 +174,14 @@ def test_an_interrupted_export_leaves_torch_as_it_was() -> None:
     spec = pipeline.Input(min_shape=(2, 4), opt_shape=(3, 4), max_shape=(9, 4))
 
     def export() -> None:
-        with patch_contexts.one_export, ExitStack() as stack:
+        with one_export, ExitStack() as stack:
             stack.enter_context(patch_contexts.patch_for_export())
             stack.enter_context(patch_contexts.decide_by_example())
 
     total, _ = interrupted(interrupts.interruptible(export), -1)
     for _ in each_interrupt(interrupts.interruptible(export), max(1, total // 97)):
         assert [row.read_entry() for row in rows] == own
-    assert not torch.compiler.is_compiling() and not patch_contexts.one_export._is_owned()
+    assert not torch.compiler.is_compiling() and not one_export._is_owned()
     assert pipeline.capture(module, (spec,)).shapes
 
 

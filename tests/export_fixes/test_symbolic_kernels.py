@@ -14,7 +14,7 @@ from torch.export import export
 from torch.fx.experimental.symbolic_shapes import guard_or_false, sym_and
 
 import pipeline
-from pipeline.capture import functional
+from pipeline.capture import retracing
 from pipeline.testing import Call, TensorSpec, check
 from tests.operators import positive
 from tests.shapes.test_data_dependent import CASES, ROWS
@@ -159,7 +159,7 @@ def test_no_engine_makes_a_size_that_it_could_not_tell(name: str, monkeypatch: p
     function = ONE_ENGINE[name]
     with torch.fx.experimental._config.patch(backed_size_oblivious=True):
         exported = export(Calls(function), (torch.randn(4, 3),), dynamic_shapes=((BOTH,),), strict=False)
-    monkeypatch.setattr(functional, "_introduces_redundant_symbol", lambda node: False)
+    monkeypatch.setattr(retracing, "_introduces_redundant_symbol", lambda node: False)
     result = pipeline.default(min_block_size=1)(exported)
     (slice,) = (f for f in result.coverage.fallback if f.target == "aten.slice.Tensor")
     assert "a size, u0, that is known only after the operator runs" in slice.reason

@@ -215,6 +215,8 @@ SETTINGS: Final[dict[str, Misuse]] = {
     "a device by number": (lambda: S(device=0), "device must be 'cuda', 'cpu' or None, got 0"),
     "a second device": (lambda: S(device="cuda:1"), "got 'cuda:1'; engines run on the current CUDA device"),
     "a folder by number": (lambda: S(engine_cache_dir=3), "engine_cache_dir must be a folder, an fsspec URL or None, "),
+    "no folder": (lambda: S(engine_cache_dir=""), "engine_cache_dir must be a folder, an fsspec URL or None, got ''"),
+    "no path": (lambda: S(runtime_cache=""), "runtime_cache must be True, False or a path, got ''"),
     "one pattern": (lambda: S(refittable_weights="layers.*"), 'must be a collection such as ("layers.0.*",), g'),
 }
 

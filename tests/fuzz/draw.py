@@ -12,60 +12,33 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 
 from pipeline.aten.types import Argument, Leaf
 from pipeline.frozen import FrozenDict
-from pipeline.testing.calls import Size, TensorSpec
+from pipeline.testing.calls import TensorSpec
 from pipeline.testing.compare import LARGEST_PLAIN_INPUT
-from tests.fuzz import expressions, layers, mutations, views
+from tests.fuzz.kinds import KINDS, Kind, ranges
 from tests.fuzz.scope import Choose, Scope, Value
 from tests.fuzz.settings import options
 from tests.fuzz.snippet import Snippet
 
-FAMILIES = (
-    *(expressions.unary, expressions.binary, views.view, expressions.unary, expressions.binary, views.view),
-    *(mutations.mutate, layers.layer, expressions.reduce, mutations.update, expressions.size, views.like),
-    *(expressions.product, expressions.join, expressions.compare, expressions.where, layers.layer, mutations.mutate),
-    *(expressions.index, expressions.order, mutations.masked, mutations.cache, expressions.constant, expressions.loose),
-    *(
-        mutations.copied,
-        mutations.copied,
-        expressions.branch,
-        expressions.scalar,
-        expressions.row,
-        expressions.unary,
-        expressions.binary,
-        views.view,
-    ),
-)
-"""The kinds of statements, the more frequent ones more often."""
-
-RANGES = ((1, 3, 7), (2, 4, 6), (1, 2, 5), (3, 5, 8), (2, 3, 9), (2, 2, 4), (1, 4, 4))
-SHAPES = (
-    *(("n", 4), ("n", "m"), ("n", 3, 4), ("n", "m", 4), (3, "n"), ("n",), (4, 3), ("m", 4), ("n", 4), (), (3,)),
-    *((Size("n", 2), 4), (Size("n", 1, 1),), (2, "n", "m"), ("m", "n"), ("m", "k"), (1, "n", 4), (5,), ("n", 1)),
-    *(("n", 7), ("n", "m", 7), ("m", 7)),  # TensorRT adds a zero to sums of odd numbers of elements
-)
-DTYPES = (torch.float32,) * 9 + (torch.int64, torch.int64, torch.bool, torch.int64)
-
 State = FrozenDict[str, Leaf]
 
 
-def draw(choose: Choose, statements: tuple[int, ...] = (8, 12, 16, 20, 28, 40)) -> Snippet:
-    """Draw a program of about ``statements`` statements. ``choose`` picks one of a sequence; the first is the
-    simplest."""
+def draw(choose: Choose, kinds: tuple[Kind, ...] = KINDS) -> Snippet:
+    """Draw a program of one of these kinds. ``choose`` picks one of a sequence; the first is the simplest."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return _draw(choose, statements)
+        return _draw(choose, choose(kinds))
 
 
-def _draw(choose: Choose, statements: tuple[int, ...]) -> Snippet:
-    args, keywords = _arguments(choose)
+def _draw(choose: Choose, kind: Kind) -> Snippet:
+    args, keywords = _arguments(choose, kind)
     sizes = _sizes(choose, {**args, **keywords})
     scope = Scope(choose, [_world({**args, **keywords}, at) for at in _worlds(sizes)])
     _inputs(scope, {**args, **keywords})
     _state(scope)
-    count = choose(statements)
+    count = choose(kind.counts)
     for _ in range(3 * count):
         if len(scope.body) < count:
-            choose(FAMILIES)(scope)
+            choose(kind.statements)(scope)
     _tame(scope, {**args, **keywords}, sizes)
     form = choose(("dict", "tuple", "dict", "list", "tuple", "dict", "single"))
     results = _results(scope, choose((2, 3, 1, 4)))
@@ -73,15 +46,16 @@ def _draw(choose: Choose, statements: tuple[int, ...]) -> Snippet:
     return Snippet(*parts, FrozenDict(args), FrozenDict(keywords), sizes, options(scope))
 
 
-def _arguments(choose: Choose) -> tuple[dict[str, Leaf], dict[str, Leaf]]:
+def _arguments(choose: Choose, kind: Kind) -> tuple[dict[str, Leaf], dict[str, Leaf]]:
     """Parameters of ``forward``: by position and by keyword, in containers, and Python values among them."""
     seeds = itertools.count()
 
     def spec() -> TensorSpec:
-        dtype = choose(DTYPES)
-        if dtype == torch.float32 and choose((False,) * 24 + (True,)):
-            dtype = torch.float16
-        return TensorSpec(choose(SHAPES), dtype, "small" if dtype == torch.int64 else "normal", seed=next(seeds))
+        dtype = choose(kind.dtypes)
+        shape = choose(kind.shapes if dtype == torch.float32 else kind.others)
+        if dtype == torch.float32 and choose((False,) * (kind.half - 1) + (True,)):
+            dtype = choose((torch.float16, torch.bfloat16))
+        return TensorSpec(shape, dtype, "small" if dtype == torch.int64 else "normal", seed=next(seeds))
 
     args: dict[str, Argument] = {name: spec() for name in "abc"[: choose((1, 2, 2, 3))]}
     more: dict[str, Leaf] = {
@@ -104,7 +78,7 @@ def _arguments(choose: Choose) -> tuple[dict[str, Leaf], dict[str, Leaf]]:
 def _sizes(choose: Choose, arguments: Mapping[str, object]) -> FrozenDict[str, tuple[int, int, int]]:
     specs = [leaf for leaf in tree_flatten(dict(arguments))[0] if isinstance(leaf, TensorSpec)]
     names = dict.fromkeys(name for spec in specs for name in spec.size_names)
-    return FrozenDict({name: choose(RANGES) for name in names})
+    return FrozenDict({name: choose(ranges(name)) for name in names})
 
 
 def _worlds(sizes: Mapping[str, tuple[int, int, int]]) -> Iterator[dict[str, int]]:

@@ -105,3 +105,30 @@ def cache(scope: Scope) -> object:
     part = f"{rows.text}[: {x.text}.shape[0]]"
     scope.write(rows, scope.choose((f"{part} = {x.text}", f"{part}.add_({x.text})")), exact=False)
     return scope.assign(scope.choose((part, f"{part} * 0.5", f"{rows.text}.sum(0)")))
+
+
+def keys(scope: Scope) -> object:
+    """Tokens kept in a buffer, at their places or after those of the calls before, and attention to all that it holds."""
+    x = scope.pick(lambda v, t: t.dtype == torch.float32 and t.dim() == 3 and bool(scope.static(v, 2)))
+    if x is None:
+        return None
+    width = scope.static(x, 2)
+    name = f"self.{scope.name('keys')}"
+    scope.add_setup(f"self.register_buffer({name[5:]!r}, torch.zeros({max(scope.dims(x)[0])}, 16, {width}))")
+    held = Value(name, moving=True)
+    scope.values.append(held)
+    n, t = f"{x.text}.shape[0]", f"{x.text}.shape[1]"
+    where = scope.choose((f"[: {n}, : {t}]", f"[: {n}, 16 - {t} :]", f"[: {n}]"))
+    written = scope.choose(KEPT if where != f"[: {n}]" else ROLLED)
+    scope.write(held, written.format(k=name, p=f"{name}{where}", x=x.text, n=n, t=t), exact=False)
+    mask = scope.choose(("", f", attn_mask=(torch.arange(16) < {t}).expand({t}, 16)"))
+    return scope.assign(f"F.scaled_dot_product_attention({x.text}, {name}[: {n}], {name}[: {n}]{mask})")
+
+
+KEPT = ("{p} = {x}", "{p}.copy_({x} * 0.5)", "{p}.add_({x}).clamp_(-2, 2)")
+ROLLED = (
+    "{p} = torch.cat([{p}[:, {t} :], {x}], 1)",
+    "{k}[: {n}].index_copy_(1, torch.arange({t}) * 2, {x})",
+    "{k}[: {n}, torch.arange({t})] = {x}",
+    "{k}.copy_({k}.roll(1, 1))",
+)

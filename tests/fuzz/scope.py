@@ -24,6 +24,7 @@ Choose = Callable[[Sequence[Any]], Any]
 Dims = tuple[tuple[int, ...], ...]
 
 MOST_ELEMENTS = 600
+"""Of tensors; those of rank 3 and more may have 8 times as many."""
 MOST_RANK = 5
 LARGEST_INT = 9999
 
@@ -52,6 +53,7 @@ class Scope:
     choose: Choose
     worlds: list[dict[str, Leaf]]
     module: nn.Module = field(factory=nn.Module)
+    modules: dict[str, str] = field(factory=dict)
     setup: list[str] = field(factory=list)
     body: list[str] = field(factory=list)
     values: list[Value] = field(factory=list)
@@ -109,10 +111,20 @@ class Scope:
         unread = [v for v in moving if v.text not in self.read]
         return self.choose((*reversed(moving[-3:]), *unread[-6:], *moving, *found)) if found else None
 
-    def add_setup(self, line: str) -> None:
-        """Add a line to ``__init__``."""
-        exec(line, _globals(self.module))
+    def add_setup(self, line: str) -> bool:
+        """Add a line to ``__init__``, unless PyTorch refuses it."""
+        try:
+            exec(line, _globals(self.module))
+        except _REFUSALS:
+            return False
+        self.module.eval()
         self.setup.append(line)
+        return True
+
+    def forget_module(self, name: str, lines: int) -> None:
+        """Remove a module that nothing uses; ``lines``: of ``__init__``, before it was added."""
+        del self.setup[lines:], self.modules[name]
+        delattr(self.module, name.removeprefix("self."))
 
     def execute(self, line: str) -> bool:
         """Add a statement, unless PyTorch refuses it in some world or its result is unsuitable."""
@@ -123,7 +135,7 @@ class Scope:
                 with torch.no_grad():
                     exec(line, _globals(self.module), local)
                 made.append(local)
-        except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+        except _REFUSALS:
             return False
         new = made[0].keys() - self.worlds[0].keys()
         if not all(_are_sound([local[name] for local in made]) for name in new):
@@ -219,10 +231,12 @@ def _is_sound(made: object) -> bool:
     if not isinstance(made, torch.Tensor):
         return isinstance(made, int | float | bool | tuple | list)
     finite = not made.is_floating_point() or bool(made.isfinite().all())
-    return finite and made.dim() <= MOST_RANK and made.numel() <= MOST_ELEMENTS and made.dtype in _DTYPES
+    few = made.numel() <= MOST_ELEMENTS * (8 if made.dim() > 2 else 1)
+    return finite and made.dim() <= MOST_RANK and few and made.dtype in _DTYPES
 
 
-_DTYPES = frozenset({torch.float32, torch.float16, torch.int64, torch.int32, torch.bool})
+_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool})
+_REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, AssertionError)
 
 
 def _largest(tensor: torch.Tensor) -> float:

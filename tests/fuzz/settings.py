@@ -26,12 +26,14 @@ def options(scope: Scope) -> FrozenDict[str, str]:
         "torch_executed_ops": executed(scope),
         "entry": choose(("'dims'",) * 6 + ("'exported'", "'inputs'")),
         "partition": choose(("None",) * 5 + ("pipeline.by_submodule()",)),
+        "saved": str(scope.maybe(3)),
         "strided": str(not scope.written and scope.maybe(2)),
     }
     usual = {
         "max_engines": "None",
         "torch_executed_ops": "[]",
         "entry": "'dims'",
+        "saved": "False",
         "strided": "False",
         "partition": "None",
     }

@@ -94,7 +94,7 @@ class Snippet:
 
     def captured(self) -> Any:
         """Capture the script's model without compiling it; ``CaptureError`` if torch.export does not take it."""
-        loaded = "from pipeline.testing.models import capture_model"
+        loaded = "from tests.fuzz.captured import capture_model"
         return _ran(str(self).replace("checked = check_model(", f"{loaded}\n\nchecked = capture_model("))
 
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 import pipeline
 from benchmarks import zoo
 from examples.models import SMALL, Case, small
-from pipeline.testing.devices import first_difference
+from pipeline.testing.programs import first_difference
 
 pytestmark = pytest.mark.gpu
 

@@ -1,4 +1,4 @@
-"""Limits of the package: lines by capability, private names of torch, and modules that import many others."""
+"""Limits of the package: lines by capability, walks, untyped places, private names of torch, imports of a module."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+
+from tests.meta.walks import Package, Walk
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = sorted((ROOT / "pipeline").rglob("*.py"))
@@ -51,7 +53,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "compat/__init__.py",
         ),
     ),
-    "capture": (2_200, ("capture/",)),
+    "capture": (2_250, ("capture/",)),
     "what persuades torch.export": (5_580, ("export_fixes/",)),
     "kernel faults": (1_510, ("quirks/",)),
     "converters": (5_080, ("converters/",)),
@@ -183,3 +185,48 @@ def test_few_modules_know_many_others() -> None:
         found[str(name)] = len(imports(ast.parse(path.read_text(encoding="utf-8")), name.parts[0]))
     beyond = {name: count for name, count in found.items() if count > IMPORTS}
     assert len(beyond) <= KNOW_MORE, beyond
+
+
+UNTYPED: Final = 2_820
+"""The most places that say Any, or a name that stands for it."""
+
+
+def names_of_any(tree: ast.AST, module: str) -> set[str]:
+    """The names that a module defines as others for Any."""
+    rows = (node for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Name))
+    return {
+        f"{module}.{node.target.id}" for node in rows if isinstance(node.target, ast.Name) and node.value.id == "Any"
+    }
+
+
+def test_few_places_are_untyped() -> None:
+    trees = {".".join(path.relative_to(ROOT).with_suffix("").parts): ast.parse(path.read_text()) for path in PACKAGE}
+    known = {"typing.Any"}.union(*(names_of_any(tree, module) for module, tree in trees.items()))
+    assert "pipeline.aten.types.Argument" in known
+    found: Counter[str] = Counter()
+    for module, tree in trees.items():
+        imported = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+        here = {each.name for node in imported for each in node.names if f"{node.module}.{each.name}" in known}
+        here |= {name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == module}
+        found.update(node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in here)
+    assert found.total() <= UNTYPED, found
+
+
+WALKS: Final = {
+    "pipeline.capture.capture:capture:model": 73,
+    "pipeline.stages.convert:convert:partitioned": 32,
+    "pipeline.runtime.module:ProgramModule.forward:args": 12,
+    "pipeline.artifact.refit:refit_module_weights:new_weights": 7,
+}
+"""For each walk (module, function and parameter), the most stops; ``python -m tests.meta.walks WALK`` prints them."""
+
+
+@pytest.fixture(scope="module")
+def package() -> Package:
+    return Package(ROOT, "pipeline")
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_a_reader_visits_few_modules(walk: str, package: Package) -> None:
+    stops = Walk(package, *walk.split(":")).stops
+    assert len(stops) <= WALKS[walk], "let the functions that the walk comes back to follow each other in one module"

@@ -8,10 +8,8 @@ import attrs
 import pytest
 import torch
 
+from pipeline.network.attributes import ATTRIBUTES, UNREADABLE, WEIGHTS
 from pipeline.network.description import (
-    ATTRIBUTES,
-    UNREADABLE,
-    WEIGHTS,
     Layer,
     Network,
     Profile,

@@ -30,9 +30,9 @@ def test_weights_move_by_half_a_step_at_most(kind: Any) -> None:
     weight = next(n for n in rounded.graph.nodes if n.target is torch.ops.pipeline.dequantize.default)
     from pipeline.verification.eager import EagerRun
 
-    run = EagerRun(rounded, rounded.parameters, torch.device("cpu"), saved_nodes=(weight.name,))
-    run([rows()])
-    moved = (run.values[weight.name] - model.first.weight.detach()).abs()
+    values: dict[Any, Any] = {}
+    EagerRun(rounded, rounded.parameters, torch.device("cpu"), observe=values.__setitem__)([rows()])
+    moved = (values[weight] - model.first.weight.detach()).abs()
     size = model.first.weight.detach().abs()
     length = {"int4": 128}.get(kind, 256)
     most = size if kind == "fp8" else size.unflatten(1, (-1, length)).amax(-1).repeat_interleave(length, 1)
@@ -110,3 +110,24 @@ def test_calibration_that_does_not_fit() -> None:
         pipeline.quantize("int8", "int8", [(rows(), rows())])(program)
     with pytest.raises(pipeline.CalibrationError, match="fails on inputs in calibration"):
         pipeline.quantize("int8", "int8", [torch.randn(8, 3)])(program)
+    with pytest.raises(pipeline.CalibrationError, match="activation x reaches nan on inputs in calibration"):
+        pipeline.quantize("int8", "int8", [rows() * torch.nan])(program)
+
+
+def test_an_activation_without_a_range_stays_in_floating_point() -> None:
+    model, stage = two(), pipeline.quantize("int8", "int8", [rows() * 0])
+    said = stage.explain(pipeline.capture(model, (rows(),)))
+    assert said.count("int8 weight by output, activations in floating point: all are 0 in calibration") >= 1
+    made = COMPILE.insert(stage, before="decompose")(model, args=(rows(),))
+    assert float((made(rows()) - model(rows())).norm() / model(rows()).norm()) < 0.02
+
+
+def test_an_entry_of_exclude_that_matches_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    pipeline.quantize("int8", exclude=("*second", "*third", torch.ops.aten.conv2d.default))(
+        pipeline.capture(two(), (rows(),))
+    )
+    told = [
+        f"quantize: {each} in exclude matches no operator or module of this model"
+        for each in ("'*third'", "torch.ops.aten.conv2d.default")
+    ]
+    assert caplog.messages == told

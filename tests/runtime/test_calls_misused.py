@@ -177,3 +177,16 @@ def test_a_size_is_a_tuple() -> None:
         assert torch.equal(module(X, {"to": shape}), X.view(4, 2) * 2)
     with pytest.raises(TypeError, match="compiled for the value 4"):
         module(X, {"to": torch.Size([2, 4])})
+
+
+def test_a_bool_is_no_size() -> None:
+    class Rows(nn.Module):
+        def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+            """The first rows."""
+            return x[:n] * n
+
+    n = torch.export.Dim.DYNAMIC(min=1, max=8)
+    call = pipeline.compile(Rows(), (torch.ones(8, 4), 3), dynamic_shapes={"x": None, "n": n})
+    assert torch.equal(call(torch.ones(8, 4), 1), torch.ones(1, 4))
+    with pytest.raises(TypeError, match="input n is True, expected an int"):
+        call(torch.ones(8, 4), True)

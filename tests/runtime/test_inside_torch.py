@@ -183,3 +183,18 @@ def test_the_backend_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         torch.compiler.reset()
     with pytest.raises(Exception, match="mode must be one of 'default', 'reduce-overhead'"):
         torch.compile(net, backend="pipeline", mode="fastest")(x)
+
+
+def test_hooks_of_a_compiled_module_run_once_under_torch_compile(compiled: pipeline.Compiled) -> None:
+    module, x = compiled.module(), torch.randn(3, 4)
+    module.register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+    module.register_forward_hook(lambda _, args, result: {**result, "y": result["y"] * 2})
+    expected = compiled(x + 1)
+    for made in (module, torch.compile(module, backend="eager")):
+        torch.testing.assert_close(made(x), {**expected, "y": expected["y"] * 2})
+
+
+def test_a_compiled_module_has_the_method_compile_of_modules(compiled: pipeline.Compiled) -> None:
+    module, x = compiled.module(), torch.randn(3, 4)
+    module.compile(backend="eager", fullgraph=True)
+    torch.testing.assert_close(module(x), compiled(x))

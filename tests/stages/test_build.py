@@ -8,6 +8,7 @@ import resource
 import signal
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -331,8 +332,12 @@ def test_engines_that_take_weights_later_need_a_gpu(fields: dict[str, Any], monk
 
 def test_what_has_no_such_weights_is_built_anywhere() -> None:
     linear = torch.nn.Sequential(torch.nn.Linear(4, 4)).eval()
+    words = "'other.*' in refittable_weights matches no weight of an engine: the engines' weights are 0.bias, 0.weight"
     for fields in ({"refittable_weights": ("other.*",)}, {"weight_streaming_budget": 1 << 20}):
-        made = pipeline.default(**fields)(linear, args=(torch.randn(2, 4),))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", pipeline.UnreachedWarning)
+            made = pipeline.default(**fields)(linear, args=(torch.randn(2, 4),))
+        assert [str(each.message) for each in told] == [words] * ("refittable_weights" in fields)
         assert [(engine.refittable, engine.stripped) for engine in made.engines] == [(False, False)]
     made = pipeline.default(strip_engine_weights=True)(torch.nn.ReLU(), args=(torch.randn(2, 4),))
     assert not made.engines[0].stripped

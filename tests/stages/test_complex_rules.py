@@ -108,7 +108,7 @@ def to_copy(draw: Draw, target: Any) -> Call:
 
 
 LENGTHS = st.sampled_from((1, 2, 3, 8, 12, 254, 300, 1024))
-"""Those above 256 are split; see ``pipeline/decomposition/complex_fourier.py``."""
+"""Those above 256 are split; see ``pipeline/decomposition/complex_functions.py``."""
 
 
 @strategy(aten._fft_c2c.default, aten._fft_r2c.default, aten._fft_c2r.default)

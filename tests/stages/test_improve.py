@@ -67,6 +67,42 @@ def test_a_pass_of_ones_own() -> None:
     assert not [n for n in after.graph.nodes if n.target is torch.ops.aten.relu.default]
 
 
+def wraps(rewriting: Rewriting) -> None:
+    """Replace each relu by a call that reads it."""
+    for node in rewriting.nodes(aten.relu.default):
+        rewriting.replace(node, rewriting.create(aten.neg.default, (node,), {}, node.next))
+
+
+def adds_bare_nodes(rewriting: Rewriting) -> None:
+    """Add a call by torch's own method, without the call's value."""
+    for node in rewriting.nodes(aten.relu.default):
+        with rewriting.graph.inserting_before(node):
+            node.replace_input_with(node.args[0], rewriting.graph.call_function(aten.neg.default, (node.args[0],)))
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (wraps, "pass wraps left an invalid graph: .*'relu' was used before it has been defined"),
+        (adds_bare_nodes, "pass adds_bare_nodes left an invalid graph: the node neg_default has no meta"),
+    ],
+)
+def test_a_pass_that_leaves_an_invalid_graph_is_named(function: Any, words: str) -> None:
+    program = pipeline.capture(torch.nn.ReLU(), (torch.randn(4),))
+    with pytest.raises(pipeline.PipelineError, match=words) as caught:
+        Improve(passes=(improvement(function), *PASSES))(program)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_passes_are_in_the_order_that_they_name() -> None:
+    late, lost = improvement(after="fuse_gelu")(wraps), improvement(after="fuse_gelus")(adds_bare_nodes)
+    assert Improve(passes=(*PASSES, late)).without("fuse_gelu").passes[-1] is late
+    with pytest.raises(ValueError, match="pass wraps runs after fuse_gelu: put it behind that pass in passes"):
+        Improve(passes=(late, *PASSES))
+    with pytest.raises(ValueError, match="pass adds_bare_nodes runs after 'fuse_gelus', but there is no such pass"):
+        Improve(passes=(*PASSES, lost))
+
+
 class Affine(torch.nn.Module):
     """A sum and a product with parameters."""
 

@@ -17,6 +17,7 @@ from torch import nn
 
 import pipeline
 from pipeline.runtime.reference import executor
+from pipeline.trt import has_gpu
 from tests.meta.executor_faults import factor, planted
 from tests.meta.executor_models import compiled
 
@@ -88,6 +89,22 @@ def test_a_pipeline_that_gives_no_records_between_is_refused() -> None:
     whole = pipeline.Pipeline((inner,))
     with pytest.raises(pipeline.PipelineError, match="cannot be compiled again"):
         pipeline.bisect(nn.ReLU().eval(), (torch.ones(2),), compile=whole, executor="reference")
+
+
+def test_misuse_is_told_before_the_search() -> None:
+    model, x = nn.ReLU().eval(), torch.ones(2)
+    with pytest.raises(ValueError, match="executor must be one of None, 'tensorrt', 'reference', got 'cpu'"):
+        pipeline.bisect(model, (x,), executor="cpu")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="returns a Compiled, .* got one that ends with the stage 'convert'"):
+        pipeline.bisect(model, (x,), compile=pipeline.default().until("convert"))
+    with pytest.raises(TypeError, match=r"bisected without args, kwargs and dynamic_shapes: pass inputs=\[\(x,\)\]"):
+        pipeline.bisect(compiled("tokens"), (x,))
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_engines_are_not_verified_without_a_gpu() -> None:
+    with pytest.raises(pipeline.ExecutionError, match="TensorRT engines need a GPU"):
+        pipeline.verify(executor="tensorrt")(compiled("tokens"))
 
 
 def test_a_layer_that_does_not_run_is_found_and_healed() -> None:

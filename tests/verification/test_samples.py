@@ -46,6 +46,12 @@ def test_integers_are_within_the_tables_that_they_index() -> None:
     assert int(largest.max()) > 1
 
 
+def test_a_described_number_is_random_too() -> None:
+    program = pipeline.capture(nn.ReLU(), (pipeline.Input(shape=()),))
+    [sample] = create_samples(program, program)
+    assert sample.leaves[0].shape == () and sample.leaves[0].dtype == torch.float32
+
+
 def test_samples_are_the_same_every_time() -> None:
     program = tokens()
     for a, b in zip(create_samples(program, program), create_samples(program, program), strict=True):

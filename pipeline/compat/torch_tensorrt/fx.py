@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from pipeline.aten.support import CallingConvention, ConverterPriority, ConverterSupport, Declaration, Target, Validator
 from pipeline.aten.types import Argument, Function, Operator
 from pipeline.compat.torch_tensorrt.acc_ops import OPERATORS, named_arguments
-from pipeline.compat.torch_tensorrt.emit import add_layers_of, call
+from pipeline.compat.torch_tensorrt.blocks import add_layers_of, call
 from pipeline.compat.torch_tensorrt.values import Conversion, as_context
 from pipeline.converters.declare import ATTRIBUTE, attach, records_of, target_of
 from pipeline.frozen import FrozenDict

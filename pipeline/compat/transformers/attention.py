@@ -156,18 +156,6 @@ SLICES: Final = "_maybe_slice_kv_shared_inputs"
 last rows."""
 
 
-@contextmanager
-def only_last_row(step: torch.nn.Module) -> Iterator[None]:
-    """Return a context in which layers that share keys and values compute only the last token if only its logits are
-    requested. The context replaces transformers' own code for this, which branches on the number of tokens."""
-    with ExitStack() as stack:
-        for each in step.modules():
-            if hasattr(type(each), SLICES):
-                stack.enter_context(each.register_forward_hook(_expand_last_row, with_kwargs=True))
-                stack.enter_context(replace_entries(vars(each), **{SLICES: _keep_last_rows}))
-        yield
-
-
 def _expand_last_row(
     _: torch.nn.Module, args: tuple[object, ...], kwargs: dict[str, Pretrained], output: Pretrained
 ) -> Pretrained:
@@ -204,26 +192,19 @@ def _keep_last_rows(
 
 
 @contextmanager
-def attention_without_branches() -> Iterator[None]:
-    """Return a context in which a model is captured as one graph for any number of tokens. In it, `masked_attention`
-    replaces transformers' ``sdpa``, and grouped matmuls (`grouped_mm_experts_forward`) replace its ``eager`` experts, a
-    loop of data-dependent length. The context is not thread-safe."""
+def without_branches(step: torch.nn.Module) -> Iterator[None]:
+    """Return a context in which ``step``, a decoder step or encoder, is captured as one graph for any number of tokens.
+    In it, `masked_attention` replaces transformers' ``sdpa``, and grouped matmuls (`grouped_mm_experts_forward`), or
+    for Switch Transformers a mask, replace loops over experts, whose length depends on data. Layers that share keys and
+    values compute only the last token if only its logits are requested. The context is not thread-safe."""
     attentions, experts = ALL_ATTENTION_FUNCTIONS._local_mapping, ALL_EXPERTS_FUNCTIONS._local_mapping
-    with (
-        _lock,
-        replace_entries(attentions, sdpa=masked_attention),
-        replace_entries(experts, eager=grouped_mm_experts_forward),
-    ):
-        yield
-
-
-@contextmanager
-def experts_without_loops(step: torch.nn.Module) -> Iterator[None]:
-    """Return a context in which ``step``, a decoder step or encoder, can be captured if it has experts of Switch
-    Transformers: each expert computes all rows, and a mask selects those that are routed to it. transformers' own loop
-    has a data-dependent length. For other experts, see `attention_without_branches`."""
-    with ExitStack() as stack:
+    with _lock, ExitStack() as stack:
+        stack.enter_context(replace_entries(attentions, sdpa=masked_attention))
+        stack.enter_context(replace_entries(experts, eager=grouped_mm_experts_forward))
         for each in step.modules():
+            if hasattr(type(each), SLICES):
+                stack.enter_context(each.register_forward_hook(_expand_last_row, with_kwargs=True))
+                stack.enter_context(replace_entries(vars(each), **{SLICES: _keep_last_rows}))
             if type(each).__name__ == "SwitchTransformersExperts":
                 stack.enter_context(replace_entries(vars(each), forward=partial(_run_experts_on_all_rows, each)))
         yield

@@ -129,6 +129,8 @@ class CaptureCache(Cache):
     """The cache that is passed to a model during capture, with which the model creates the same mask operators for any
     number of tokens. ``start`` is the position of the first token."""
 
+    is_compileable = False  # else transformers calls torch.compile
+
     def __init__(self, layers: Sequence[Layer], start: torch.Tensor) -> None:
         super().__init__(layers=list(layers))
         self.start = start
@@ -144,11 +146,6 @@ class CaptureCache(Cache):
             return self.start
         layer = self.layers[layer_idx]
         return 0 if isinstance(layer, RecurrentStates) and not layer.own else super().get_seq_length(layer_idx)
-
-    @property
-    def is_compileable(self) -> bool:
-        """Return False, so that transformers does not call torch.compile for this cache."""
-        return False
 
 
 def create_cache_layer(
@@ -185,6 +182,9 @@ class FilledCache(Cache):
     `FilledCache` whose tokens are in these buffers.
     """
 
+    is_compileable = False  # the program is already compiled
+    is_initialized = True  # the program's cache buffers always exist
+
     def __init__(self, max_cache_len: int, runner: CompiledModule, latest: LatestCache) -> None:
         Cache.__init__(self, layers=[])  # that of an EncoderDecoderCache takes two caches
         self.positions, self.length, self.runner, self.latest = max_cache_len, 0, runner, latest
@@ -205,16 +205,6 @@ class FilledCache(Cache):
             raise ExecutionError(
                 "this cache was overwritten by another sequence", "use model.new_state() for each sequence"
             )
-
-    @property
-    def is_compileable(self) -> bool:
-        """Return False, so that transformers does not call torch.compile: the program is already compiled."""
-        return False
-
-    @property
-    def is_initialized(self) -> bool:
-        """Return True: the program's cache buffers always exist."""
-        return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length
@@ -296,13 +286,8 @@ def _cache_buffers(runner: CompiledModule) -> Iterator[tuple[torch.Tensor, int |
 class FilledCrossCache(FilledCache, EncoderDecoderCache):  # type: ignore[override]
     """A `FilledCache` for encoder-decoder models, some of which require an instance of `EncoderDecoderCache`."""
 
-    @property
-    def cross_attention_cache(self) -> DynamicCache:
-        return super().cross_attention_cache
-
-    @cross_attention_cache.setter
-    def cross_attention_cache(self, cache: DynamicCache) -> None:
-        """Ignore an assigned cross-attention cache: T5Gemma assigns an empty one before generation."""
+    cross_attention_cache = FilledCache.cross_attention_cache.setter(lambda self, cache: None)  # type: ignore[attr-defined]
+    """The same as in `FilledCache`; an assigned cache is ignored: T5Gemma assigns an empty one before generation."""
 
 
 def _as_dynamic_cache(tensors: Sequence[torch.Tensor]) -> DynamicCache:

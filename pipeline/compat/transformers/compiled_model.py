@@ -18,6 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutpu
 
 from pipeline.artifact.load import FOLDER
 from pipeline.artifact.save import save
+from pipeline.compat.transformers import multimodal
 from pipeline.compat.transformers.caches import (
     FilledCache,
     FilledCrossCache,
@@ -29,17 +30,6 @@ from pipeline.compat.transformers.caches import (
 )
 from pipeline.compat.transformers.encoder_parts import CallGroup, insert_encoders
 from pipeline.compat.transformers.encoders import CompiledEncoder, EmbeddingSpec, program_mask
-from pipeline.compat.transformers.multimodal import (
-    Prompt,
-    PromptSpec,
-    compute_prompt,
-    copy_all_but_language_model,
-    multimodal_inputs,
-    non_text_inputs,
-    position_ids_format,
-    token_ids_of,
-    with_signature_of,
-)
 from pipeline.compat.transformers.sampling import can_decode_ahead, decode_ahead
 from pipeline.compat.transformers.sizes import Limits
 from pipeline.compiled import Compiled, CompiledModule, StrPath
@@ -65,7 +55,7 @@ OTHERS: Final = {
 
 def create_weightless_copy(
     model: Pretrained,
-    spec: PromptSpec | None,
+    spec: multimodal.PromptSpec | None,
     embedding_spec: EmbeddingSpec | None,
     encoder_groups: Mapping[str, CallGroup],
     runners: Mapping[str, CompiledModule],
@@ -78,9 +68,9 @@ def create_weightless_copy(
         made = type(model)(copy.deepcopy(model.config))
     own: Inputs = {}
     if spec is not None or embedding_spec is not None:
-        copy_all_but_language_model(made, model)
+        multimodal.copy_all_but_language_model(made, model)
         insert_encoders(made, [(calls, runners[name]) for name, calls in encoder_groups.items()])
-        own["forward"] = with_signature_of(model, CompiledGeneration.forward)
+        own["forward"] = multimodal.with_signature_of(model, CompiledGeneration.forward)
     made.__class__ = type(f"Compiled{type(model).__name__}", (CompiledGeneration, type(model)), own)
     made.generation_config = copy.deepcopy(model.generation_config)
     made.generation_config.cache_implementation = None  # Gemma 2's checkpoints ask for one
@@ -201,7 +191,8 @@ class CompiledGeneration:
         for name, why in OTHERS.items():
             if asked := kwargs.get(name, getattr(config, name, None)):
                 raise ValueError(f"generate cannot use {name}={asked!r}: {why}; leave it out")
-        if self.__dict__["_spec"] is None and "encoder" not in self.runners and (names := non_text_inputs(kwargs)):
+        is_of_text = self.__dict__["_spec"] is None and "encoder" not in self.runners
+        if is_of_text and (names := multimodal.non_text_inputs(kwargs)):
             why = "but the model is compiled for text alone: pass encoder_example to compile_for_generation"
             raise ValueError(f"generate got {', '.join(names)}, {why}")
         assistant = kwargs.get("assistant_model")
@@ -280,8 +271,8 @@ class CompiledGeneration:
             beside["encoder_mask"] = program_mask(self.runners["decoder"], "encoder_mask", attention_mask, encoded)
             beside["cross"] = cross
         prompt = None
-        if self.__dict__["_spec"] is not None and (tokens.shape[1] > 1 or embeds or non_text_inputs(kwargs)):
-            prompt = compute_prompt(super().forward, given, type(self).__name__)  # type: ignore[misc]
+        if self.__dict__["_spec"] is not None and (tokens.shape[1] > 1 or embeds or multimodal.non_text_inputs(kwargs)):
+            prompt = multimodal.compute_prompt(super().forward, given, type(self).__name__)  # type: ignore[misc]
             places = places if prompt is None or prompt.position_ids is None else prompt.position_ids
         wanted = max(1, min(logits_to_keep, tokens.shape[1]))
         steps = _decoder_call_inputs(self, tokens.to(self.device), mask, places, filled, wanted, prompt)
@@ -307,7 +298,7 @@ def _token_ids(model: CompiledGeneration, tokens: torch.Tensor | None, inputs: I
         raise ValueError("labels were passed, but the engines compute no loss: leave labels out, and use the logits")
     embeds = inputs.get("inputs_embeds") is not None
     if embeds and model.__dict__["_spec"] is not None:
-        return token_ids_of(inputs)
+        return multimodal.token_ids_of(inputs)
     if embeds or tokens is None:
         hint = "pass input_ids, or compile for embeddings with encoder_example={'inputs_embeds': …}"
         raise ExecutionError("input_ids is missing: the model is compiled for token ids", hint)
@@ -346,14 +337,14 @@ def _decoder_call_inputs(
     position_ids: torch.Tensor | None,
     cache: FilledCache,
     logit_count: int,
-    prompt: Prompt | None,
+    prompt: multimodal.Prompt | None,
 ) -> Iterator[Inputs]:
     """Yield the inputs of each call, and add its tokens to the cache's length and mask. Tokens, and logits of the last
     ``logit_count`` tokens, are split into calls by `Limits`. ``prompt``: a multimodal prompt; None for text."""
     limits, starts, drafts = model.limits, model.__dict__["_starts"], model.limits.max_draft_len > 0
     rows, length = tokens.shape
-    spec: PromptSpec | None = model.__dict__["_spec"]
-    shape, dtype = position_ids_format(spec)
+    spec: multimodal.PromptSpec | None = model.__dict__["_spec"]
+    shape, dtype = multimodal.position_ids_format(spec)
     limits.check_call(rows, cache.length + length)
     cache.claim_buffers()
     if cache.mask is None:
@@ -362,7 +353,7 @@ def _decoder_call_inputs(
     sizes = [size for size, _ in calls]
     positions = repeat(None) if position_ids is None else position_ids.split(sizes, -1)
     ends = [cache.length + end for end in accumulate(sizes, initial=0)]
-    sights = multimodal_inputs(spec, tokens, list(pairwise(ends)), limits.max_cache_len, prompt)
+    sights = multimodal.multimodal_inputs(spec, tokens, list(pairwise(ends)), limits.max_cache_len, prompt)
     for (size, count), piece, where, seen in zip(calls, tokens.split(sizes, 1), positions, sights, strict=False):
         start, end = cache.length, cache.length + size
         cache.mask[:, start:end] = True if mask is None else mask[:, start:end].to(torch.bool)

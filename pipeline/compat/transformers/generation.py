@@ -15,8 +15,8 @@ from transformers import GenerationMixin
 
 import pipeline.defaults
 from pipeline.capture.capture import capture
-from pipeline.compat.transformers import multimodal, verified_logits
-from pipeline.compat.transformers.attention import attention_without_branches, experts_without_loops, only_last_row
+from pipeline.compat.transformers import multimodal, programs, verified_logits
+from pipeline.compat.transformers.attention import without_branches
 from pipeline.compat.transformers.caches import Pretrained
 from pipeline.compat.transformers.compiled_model import CompiledGeneration, create_weightless_copy
 from pipeline.compat.transformers.decoder_input_hook import bypasses_embedding_table
@@ -25,16 +25,6 @@ from pipeline.compat.transformers.encoders import EmbeddingSpec, record_encoder_
 from pipeline.compat.transformers.modality_encoders import EncoderCall
 from pipeline.compat.transformers.multimodal import PromptSpec, Sample
 from pipeline.compat.transformers.part_families import FAMILIES
-from pipeline.compat.transformers.programs import (
-    CrossDecoder,
-    Decoder,
-    Encoder,
-    EncoderOutput,
-    MultimodalDecoder,
-    audio_input_sizes,
-    is_like_whisper,
-    layer_path_pattern,
-)
 from pipeline.compat.transformers.recurrences import replace_recurrences
 from pipeline.compat.transformers.sizes import DimSizes, Example, Sizes, dim_up_to
 from pipeline.compiled import Compiled, Executor
@@ -166,7 +156,8 @@ def _compile_encoders(
 
     def compile_encoder(group: CallGroup) -> Compiled:
         shared = counts[group.path] > 1 or not group.calls
-        stages = _with_engine_cuts(compile_step, layer_path_pattern(group.module, group.tower)) if shared else compile
+        pattern = programs.layer_path_pattern(group.module, group.tower)
+        stages = _with_engine_cuts(compile_step, pattern) if shared else compile
         found = stages(capture(group.module, **group.inputs, settings=compile.settings))
         assert isinstance(found, Compiled)
         return found
@@ -220,10 +211,10 @@ def _with_engine_cuts(compile: Stages, layer_pattern: str) -> Stages:
 def _compile_decoder(model: Pretrained, compile: Stages, sizes: Sizes, samples: Sequence[Sample]) -> Programs:
     """Compile a decoder-only model; for a multimodal one, check first that its decoder step agrees with ``samples``."""
     ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    kind = MultimodalDecoder if samples else Decoder
+    kind = programs.MultimodalDecoder if samples else programs.Decoder
     step = kind(model, sizes.batch, sizes.cache, {"input_ids": ids}).eval()
     spec = multimodal.merge_specs(samples)
-    if isinstance(step, MultimodalDecoder) and spec is not None:
+    if isinstance(step, programs.MultimodalDecoder) and spec is not None:
         step.ahead_layer_types = spec.ahead_layer_types
         step.model_embeds = bool(spec.by_layer) or bypasses_embedding_table(model)
     for sample in samples:
@@ -237,8 +228,8 @@ def _capture_and_compile(
     compile: Stages, part: torch.nn.Module, inputs: Inputs, dims: list[Dims], cut_module: torch.nn.Module
 ) -> Compiled:
     """Capture and compile a decoder step or an encoder, with engines cut at the layers of ``cut_module``."""
-    compile = _with_engine_cuts(compile, layer_path_pattern(part, cut_module))
-    with attention_without_branches(), only_last_row(part), replace_recurrences(part), experts_without_loops(part):
+    compile = _with_engine_cuts(compile, programs.layer_path_pattern(part, cut_module))
+    with without_branches(part), replace_recurrences(part):
         program = capture(part, (), inputs, settings=compile.settings, profiles=dims)
     made = compile(program)
     assert isinstance(made, Compiled)
@@ -280,7 +271,7 @@ def _compile_encoder_decoder(
     if sizes.fixed:
         raise ValueError("prompt_lens is for decoder-only models, and this model has an encoder: leave prompt_lens out")
     parts = model.get_encoder(), model.get_decoder()
-    encoder = Encoder(model, isinstance(example, EmbeddingSpec)).eval()
+    encoder = programs.Encoder(model, isinstance(example, EmbeddingSpec)).eval()
     rows, texts = sizes.row_dim, encoder.texts
     inputs = _example_encoder_inputs(model, min(2, sizes.batch), min(3, sizes.encoded) if texts else None, example)
     lengths = {1: dim_up_to("encoded", sizes.encoded)} if texts and sizes.encoded > 1 else {}
@@ -291,8 +282,8 @@ def _compile_encoder_decoder(
     with torch.no_grad():
         hidden, *cross = encoder(inputs, mask)
     ids = torch.zeros(inputs.shape[0], 1, dtype=torch.int64, device=model.device)
-    first_step = {"encoder_outputs": EncoderOutput(last_hidden_state=hidden), "decoder_input_ids": ids}
-    step = CrossDecoder(model, sizes.batch, sizes.cache, first_step).eval()
+    first_step = {"encoder_outputs": programs.EncoderOutput(last_hidden_state=hidden), "decoder_input_ids": ids}
+    step = programs.CrossDecoder(model, sizes.batch, sizes.cache, first_step).eval()
     kwargs, own = _decoder_inputs(model, sizes)
     kwargs |= {"encoder_mask": mask, "cross": tuple(cross)}
     wide = {**rows, **({2: lengths[1]} if lengths else {})}
@@ -315,7 +306,7 @@ def _example_encoder_inputs(
     if example is not None:
         row = example[:1].to(model.device, model.dtype if example.is_floating_point() else None)
         return row.expand(batch, *row.shape[1:]).clone()
-    if not is_like_whisper(encoder):
+    if not programs.is_like_whisper(encoder):
         takes = f"the encoder of {type(model).__name__} takes {encoder.main_input_name}, of unknown sizes"
         raise ValueError(f"{takes}: pass an example tensor as encoder_example")
-    return torch.zeros(batch, *audio_input_sizes(model), dtype=model.dtype, device=model.device)
+    return torch.zeros(batch, *programs.audio_input_sizes(model), dtype=model.dtype, device=model.device)

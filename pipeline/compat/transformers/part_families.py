@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 import torch
-from attrs import field, frozen
+from attrs import frozen
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.compat.transformers.attention import Windows
@@ -45,7 +45,7 @@ def _random_entries(tensor: torch.Tensor, dim: int, count: int) -> torch.Tensor:
     return tensor.index_select(dim, order.to(tensor.device))
 
 
-@frozen
+@frozen(slots=False)
 class PatchEncoders(Family):
     """Encoders that get the patches of all images, concatenated, and the grid of each image: the numbers of its frames
     (1 unless it is a video), rows and columns of patches. Examples: Qwen2-VL to Qwen3.5, GLM-4V, EXAONE 4.5.
@@ -55,20 +55,16 @@ class PatchEncoders(Family):
         token_patches: the number of patches that become one token.
         window: the number of patches in the largest window of attention; 0 if there are no windows.
         separate_frames: True if frames of a video do not attend to each other, so that a part is a frame, not a video.
-        grid_arguments: `_precompute_grid` with a cache.
     """
 
     largest_grid: Layout
     token_patches: int
     window: int
     separate_frames: bool
-    grid_arguments: Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]] = field(
-        init=False, eq=False, repr=False
-    )
 
-    @grid_arguments.default
-    def _create_cached_grid_arguments(self) -> Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]]:
-        """Return `_precompute_grid` with a cache of its latest results, which depend on the grid of patches alone."""
+    @functools.cached_property
+    def grid_arguments(self) -> Callable[[Layout, torch.device], tuple[torch.Tensor, Tensors]]:
+        """`_precompute_grid` with a cache of its latest results, which depend on the grid of patches alone."""
         return functools.lru_cache(CACHED_GRIDS)(self._precompute_grid)
 
     @classmethod

@@ -75,7 +75,7 @@ def decode_ahead(
     is_read = may_end_early or streamer is not None
     while True:
         scores = processors(ids, outputs.logits[:, -1].to(ids.device, torch.float32, copy=True))
-        tokens = _sample_tokens(scores) if config.do_sample else scores.argmax(-1)
+        tokens = torch.multinomial(scores.softmax(-1), 1).squeeze(1) if config.do_sample else scores.argmax(-1)
         if pads is not None:
             tokens = torch.where(unfinished.bool(), tokens, pads.to(ids.device))
         ids = torch.cat([ids, tokens[:, None]], -1)
@@ -97,8 +97,3 @@ def decode_ahead(
                 streamer.end()
             return ids
         positions = positions + 1
-
-
-def _sample_tokens(scores: torch.Tensor) -> torch.Tensor:
-    """Sample a token for each row, with the softmax of its scores [rows, vocabulary] as probabilities."""
-    return torch.multinomial(torch.softmax(scores, -1), num_samples=1).squeeze(1)

@@ -35,7 +35,9 @@ def verify_logits(model: Pretrained, compiled: Pretrained, sizes: Sizes, example
     ``agreement``. The compiled model generates the tokens; the original model runs on the same tokens, in its own dtype
     and in a wider one. Raise an `AgreementError`, or warn, if an error exceeds the bound of `pipeline.verify`."""
     inputs = _verification_prompt(model, sizes, example)
-    steps = max(1, min(STEPS, sizes.cache - (length := _prompt_length(inputs))))
+    prompt = inputs.get("input_ids", inputs.get("inputs_embeds"))
+    length = 1 if prompt is None else prompt.shape[1]  # a decoder may start without a prompt
+    steps = max(1, min(STEPS, sizes.cache - length))
     runner = compiled.runners["decoder"]
     executor = runner.executor
     tf32 = runs_in_tf32(executor)
@@ -70,12 +72,6 @@ def _verification_prompt(model: Pretrained, sizes: Sizes, example: Example) -> d
         return {name: torch.randint(words, (1, length), generator=generator).to(model.device)}
     sound = torch.randn(1, *audio_input_sizes(model), generator=generator)
     return {name: sound.to(model.device, model.dtype)}
-
-
-def _prompt_length(prompt: Inputs) -> int:
-    """Return the number of tokens in a prompt; 1 if the decoder starts without a prompt."""
-    tokens = prompt.get("input_ids", prompt.get("inputs_embeds"))
-    return 1 if tokens is None else tokens.shape[1]
 
 
 def _generate_logits(

@@ -10,7 +10,7 @@ import torch
 from pipeline.export_fixes.branches import trace_both_branches
 from pipeline.export_fixes.runtime_asserts import record_assumed_check
 from pipeline.export_fixes.torchscript.graph import Value
-from pipeline.export_fixes.torchscript.objects import Object
+from pipeline.export_fixes.torchscript.python_values import Object
 from pipeline.export_fixes.torchscript.registry import Call, Evaluator
 
 MAX_STEPS: Final = 10_000

@@ -33,14 +33,6 @@ class SourceLocation:
     trace: str = ""
     modules: FrozenDict[str, str] = field(factory=FrozenDict)
 
-    def with_trace(self, trace: str) -> SourceLocation:
-        """Return a copy of the location with this stack trace."""
-        return SourceLocation(trace or self.trace, self.modules)
-
-    def within_module(self, path: str, kind: str) -> SourceLocation:
-        """Return a location inside a module that is called here, given the module's path and class."""
-        return SourceLocation(self.trace, FrozenDict({**self.modules, path: kind}))
-
     @property
     def where(self) -> str:
         """The user's source line as text, such as `model.py:12, y = x + 1`; empty if the graph has no source."""
@@ -206,7 +198,8 @@ class _Reader:
         if key not in self.methods:
             graph = receiver.script._c._get_method(name).graph
             given = next(iter(graph.inputs())).debugName()
-            inside = location.within_module(receiver.path, str(receiver.script.original_name))
+            modules = {**location.modules, receiver.path: str(receiver.script.original_name)}
+            inside = evolve(location, modules=FrozenDict(modules))
             copy, own = _inline_calls(graph, {given: receiver})
             self.methods[key] = self.read_block(copy, _Scope(f"{receiver.path}:{name}/", inside, own))
         return self.methods[key]
@@ -218,7 +211,8 @@ class _Reader:
             return tuple(f"{scope.prefix}{value.debugName()}" for value in values)
 
         nodes = list(block.nodes())
-        places = map(scope.location.with_trace, stack_traces(nodes))
+        outer = scope.location
+        places = [evolve(outer, trace=trace or outer.trace) for trace in stack_traces(nodes)]
         made = [
             self.read_node(n, names(n.inputs()), names(n.outputs()), evolve(scope, location=p))
             for n, p in zip(nodes, places, strict=True)
@@ -233,7 +227,8 @@ class _Reader:
         if isinstance(value := attributes.get("value"), torch.Tensor) and not is_single_integer(value):
             self.constants[outputs[0]] = value.detach()
             return None
-        types = tuple(_type_text(value.type()) for value in node.outputs())
+        kinds = [value.type() for value in node.outputs()]
+        types = tuple(str(each.str() if each.kind() == "TupleType" else each.annotation_str) for each in kinds)
         blocks = tuple(self.read_blocks(node, scope))
         kind = "prim::CallMethod" if kind == CALL else kind
         return Node(
@@ -267,11 +262,6 @@ def _node_attributes(node: TorchIR) -> dict[str, TorchIR]:
         return {"function": node.pyobj(), "scalars": node.scalar_args(), "form": node.cconv()}
     found = {name: getattr(node, node.kindOf(name))(name) for name in node.attributeNames() if node.kindOf(name) != "g"}
     return {n: tuple(t.annotation_str for t in v) if node.kindOf(n) == "tys" else v for n, v in found.items()}
-
-
-def _type_text(script_type: TorchIR) -> str:
-    """Return a type's TorchScript syntax; for a named tuple, including the names of its fields."""
-    return str(script_type.str()) if script_type.kind() == "TupleType" else str(script_type.annotation_str)
 
 
 def is_single_integer(tensor: torch.Tensor) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeAlias
 
 import torch
-from attrs import field, frozen
+from attrs import frozen
 
 from pipeline.errors import CaptureError
 from pipeline.export_fixes.torchscript.graph import Node, Value
@@ -59,8 +59,7 @@ def evaluator_of_inputs_only(function: Callable[..., Value]) -> Evaluator:
     return lambda call, *values: function(*values)
 
 
-@frozen(eq=False, repr=False)
-class Evaluators(Mapping[str, Evaluator]):
+class Evaluators(FrozenDict[str, Evaluator]):
     """Evaluators by the kind of their nodes, ``prim::ListConstruct``, or by one overload, ``aten::add.int``.
 
     An evaluator is called with a `Call` and the values of the node's inputs. It returns the value of the node's output,
@@ -68,8 +67,6 @@ class Evaluators(Mapping[str, Evaluator]):
     are ``torch.SymInt``), strings, lists, tuples, dicts and modules; dtypes and layouts are TorchScript's integer
     codes. Immutable: `register` and `without` return new ``Evaluators``.
     """
-
-    table: FrozenDict[str, Evaluator] = field(factory=FrozenDict, converter=FrozenDict[str, Evaluator])
 
     def register(self, key: str, evaluator: Evaluator) -> Evaluators:
         """Return evaluators with ``evaluator`` added under a key. It replaces evaluators of the same key and, if the
@@ -82,24 +79,15 @@ class Evaluators(Mapping[str, Evaluator]):
         if not callable(evaluator):
             raise TypeError(f"the evaluator of {key} must be a function, got {kind_of(evaluator)}")
         _check_node_kind(key)
-        return Evaluators({**self.without(key).table, key: evaluator})
+        return Evaluators({**self.without(key), key: evaluator})
 
     def without(self, key: str) -> Evaluators:
         """Return a copy without the evaluators of an operator, ``aten::add``, or of one overload, ``aten::add.int``."""
-        return Evaluators({k: f for k, f in self.table.items() if k != key and not k.startswith(f"{key}.")})
+        return Evaluators({k: f for k, f in self.items() if k != key and not k.startswith(f"{key}.")})
 
     def find(self, node: Node) -> Evaluator | None:
         """Return the evaluator registered for a node's overload, or else for its kind, or None."""
-        return self.table.get(node.name) or self.table.get(node.kind)
-
-    def __getitem__(self, key: str) -> Evaluator:
-        return self.table[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.table)
-
-    def __len__(self) -> int:
-        return len(self.table)
+        return self.get(node.name) or self.get(node.kind)
 
     def __repr__(self) -> str:
         return f"<Evaluators of {len(self)} kinds of nodes>"

@@ -1,6 +1,6 @@
 """Create Hypothesis strategies from operator schemas, for operators whose arguments do not depend on one another.
 
-Two kinds of operators qualify: elementwise operators (with torch's tag ``pointwise``), whose tensors broadcast; and
+Two kinds of operators qualify: elementwise operators (`Kind.POINTWISE`), whose tensors broadcast; and
 operators with one tensor and at most one argument of dims: reductions, softmax, cumulative sums. Every other required
 argument must accept any value of its type: a number, a flag, a dtype, or a mode with known choices.
 """
@@ -15,6 +15,7 @@ import torch
 from attrs import frozen
 from hypothesis import strategies as st
 
+from pipeline.aten.traits import Kind, op_kind
 from pipeline.settings import CompilationSettings
 from pipeline.testing.calls import Call, TensorSpec
 from pipeline.testing.programs import CallError, build_call_program
@@ -26,14 +27,12 @@ CHOICES: Final = {
     "rounding_mode": (None, "floor", "trunc"),
     "half_to_float": (False,),
     "correction": (None, 0, 1, 2),
+    "diagonal": (0, 1, -1, 2, -2, 4, -4),
 }
 """The valid values of arguments that accept only certain values, by argument name."""
 
 OMITTED: Final = frozenset({"layout", "device", "pin_memory", "generator", "memory_format", "non_blocking", "copy"})
 """The names of arguments that converters ignore; generated calls leave them at their defaults."""
-
-UNTAGGED: Final = frozenset({torch.ops.aten.rsub.Tensor, torch.ops.aten.rsub.Scalar})
-"""Elementwise operators that lack torch's tag ``pointwise``."""
 
 _DIVISORS: Final = frozenset({"div", "floor_divide", "remainder", "fmod", "true_divide", "divide"})
 
@@ -98,7 +97,7 @@ def strategy_from_schema(target: object) -> st.SearchStrategy[Call] | None:
     tensors, dims = sum(a.is_tensor for a in arguments), sum(a.names_dims for a in arguments)
     if not tensors or any(a.required and not (a.is_tensor or a.names_dims or a.accepts_any_value) for a in arguments):
         return None
-    if (torch.Tag.pointwise in target.tags or target in UNTAGGED) and not dims:
+    if (torch.Tag.pointwise in target.tags or op_kind(target) is Kind.POINTWISE) and not dims:
         return common.make_strategy(target, _draw_elementwise_call)
     return common.make_strategy(target, _draw_call_with_dims) if tensors == 1 and dims <= 1 else None
 

@@ -46,17 +46,12 @@ def shapes(
     """Generate a shape with some sizes of 1, sometimes 0 (``with_zero``), and at most ``max_numel`` elements."""
     ranks = [r for r in (2, 3, 1, 4, 0, 2, 3, 4, 3, *range(5, max_rank + 1)) if min_rank <= r <= max_rank]
     rank = draw(st.sampled_from(ranks))
-    sizes = [s for s in (2, 3, 1, *range(4, max_size + 1)) if s <= max_size]
-    shape = draw(st.tuples(*[st.sampled_from(sizes)] * rank))
+    drawn = st.sampled_from([s for s in (2, 3, 1, *range(4, max_size + 1)) if s <= max_size])
+    shape = draw(st.tuples(*[drawn] * rank))
     empty = draw(st.integers(0, 11)) == 11 and with_zero and rank > 0
     place = draw(st.integers(0, rank - 1)) if empty else -1
-    return _limit_elements(tuple(0 if i == place else s for i, s in enumerate(shape)), max_numel)
-
-
-def _limit_elements(shape: Shape, max_numel: int) -> Shape:
-    """Reduce a shape to at most ``max_numel`` elements: halve its sizes, the largest first."""
-    sizes = list(shape)
-    while math.prod(sizes) > max_numel:
+    sizes = [0 if i == place else s for i, s in enumerate(shape)]
+    while math.prod(sizes) > max_numel:  # halve the largest
         largest = sizes.index(max(sizes))
         sizes[largest] = (sizes[largest] + 1) // 2
     return tuple(sizes)

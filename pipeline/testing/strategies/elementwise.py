@@ -27,15 +27,6 @@ from pipeline.testing.strategies.common import (
 )
 
 
-@strategy(aten.where.self)
-def draw_where(draw: Draw, target: object) -> Call:
-    condition, a, b = draw(broadcast_shapes(3))
-    dtype = draw(dtypes)
-    other = draw(st.just(dtype) | dtypes)
-    given = draw(tensors(a, dtype, value_kinds(dtype))), draw(tensors(b, other, value_kinds(other)))
-    return draw(name_sizes(Call(target, (draw(tensors(condition, torch.bool)), *given))))
-
-
 @strategy(aten.masked_fill.Tensor, aten.masked_fill.Scalar)
 def draw_masked_fill(draw: Draw, target: object) -> Call:
     shape, mask = draw(broadcast_shapes(2))
@@ -104,17 +95,13 @@ def _castable_kind(source_dtype: torch.dtype, result_dtype: torch.dtype) -> st.S
     return value_kinds(source_dtype)
 
 
-@strategy(aten._to_copy.default)
-def draw_to_copy(draw: Draw, target: object) -> Call:
+@strategy(aten._to_copy.default, prims.convert_element_type.default)
+def draw_cast(draw: Draw, target: object) -> Call:
     source, dtype = draw(dtypes), draw(dtypes)
     spec = draw(tensors(draw(shapes()), source, _castable_kind(source, dtype)))
+    if target is prims.convert_element_type.default:
+        return draw(name_sizes(Call(target, (spec, dtype))))
     return draw(name_sizes(Call(target, (spec,), {"dtype": dtype} if draw(st.integers(0, 9)) else {})))
-
-
-@strategy(prims.convert_element_type.default)
-def draw_convert_element_type(draw: Draw, target: object) -> Call:
-    source, dtype = draw(dtypes), draw(dtypes)
-    return draw(name_sizes(Call(target, (draw(tensors(draw(shapes()), source, _castable_kind(source, dtype))), dtype))))
 
 
 @strategy(aten.copy.default)

@@ -37,16 +37,6 @@ OPERANDS: dict[object, tuple[tuple[Dim, ...], ...]] = {
     aten.bmm.default: (("b", *A), ("b", *B)),
     aten.mv.default: (A, (INNER,)),
     aten.dot.default: ((INNER,), (INNER,)),
-}
-
-
-@strategy(*OPERANDS)
-def draw_matmul(draw: Draw, target: object) -> Call:
-    """Generate calls of ``mm``, ``bmm``, ``mv`` and ``dot``."""
-    return _draw_sized_call(draw, target, _draw_operands(draw, *OPERANDS[target]))
-
-
-SUMS: dict[object, tuple[tuple[Dim, ...], ...]] = {
     aten.addmm.default: ((COLUMNS,), A, B),
     aten.baddbmm.default: (("b", ROWS, COLUMNS), ("b", *A), ("b", *B)),
     aten.addmv.default: ((ROWS,), A, (INNER,)),
@@ -55,11 +45,13 @@ coefficients = st.sampled_from(((1, 1), (2, 3), (0, 1), (0, -2), (-1, -3), (1, 0
 """Pairs of beta and alpha, never of opposite signs: the error tolerance of a sum assumes that nothing cancels."""
 
 
-@strategy(*SUMS)
-def draw_sum_of_products(draw: Draw, target: object) -> Call:
-    """Generate calls of ``addmm``, ``baddbmm`` and ``addmv``."""
-    beta, alpha = draw(coefficients)
-    return _draw_sized_call(draw, target, _draw_operands(draw, *SUMS[target]), {"beta": beta, "alpha": alpha})
+@strategy(*OPERANDS)
+def draw_product(draw: Draw, target: object) -> Call:
+    """Generate products of vectors, matrices and batches, and sums of a tensor and such a product."""
+    operands = OPERANDS[target]
+    beta, alpha = draw(coefficients) if len(operands) == 3 else (None, None)
+    kwargs = {} if beta is None else {"beta": beta, "alpha": alpha}
+    return _draw_sized_call(draw, target, _draw_operands(draw, *operands), kwargs)
 
 
 @strategy(aten.matmul.default)
@@ -109,45 +101,31 @@ def _draw_second_operand(draw: Draw, matrix: TensorSpec, left: bool) -> TensorSp
     return TensorSpec((*batch, *((size, columns) if left else (columns, size))), torch.float32, seed=draw(seeds))
 
 
-@strategy(aten.linalg_inv_ex.default, aten.linalg_det.default, aten.linalg_slogdet.default)
+@strategy(
+    *(aten.linalg_inv_ex.default, aten.linalg_det.default, aten.linalg_slogdet.default),
+    *(aten.linalg_cholesky_ex.default, aten.cholesky_inverse.default),
+)
 def draw_matrix_call(draw: Draw, target: object) -> Call:
-    """Generate calls of operators whose only argument is a square matrix: inverse, ``det`` and ``slogdet``."""
-    a = draw(square_matrices())
-    return Call(target, (a,), sizes=_sizes_if_named(a))
+    """Generate calls of operators of one square matrix: inverse, determinants, and Cholesky's, upper or lower."""
+    cholesky = "cholesky" in str(target)
+    a = draw(square_matrices("definite" if cholesky else "regular"))
+    return Call(target, (a,), {"upper": draw(booleans)} if cholesky else {}, _sizes_if_named(a))
 
 
-@strategy(aten.linalg_cholesky_ex.default)
-def draw_cholesky(draw: Draw, target: object) -> Call:
-    a = draw(square_matrices("definite"))
-    return Call(target, (a,), {"upper": draw(booleans)}, _sizes_if_named(a))
+SOLVERS: dict[object, tuple[str, ...]] = {
+    aten.linalg_solve.default: ("left",),
+    aten.linalg_solve_triangular.default: ("upper", "left", "unitriangular"),
+    aten.cholesky_solve.default: ("upper",),
+}
+"""The flags of the operators that solve AX = B (or XA = B, if not ``left``)."""
 
 
-@strategy(aten.cholesky_inverse.default)
-def draw_cholesky_inverse(draw: Draw, target: object) -> Call:
-    a = draw(square_matrices("definite"))
-    return Call(target, (a, draw(booleans)), sizes=_sizes_if_named(a))
-
-
-@strategy(aten.cholesky_solve.default)
-def draw_cholesky_solve(draw: Draw, target: object) -> Call:
-    a = draw(square_matrices("definite"))
-    b = _draw_second_operand(draw, a, True)
-    return Call(target, (b, a, draw(booleans)), sizes=_sizes_if_named(a, b))
-
-
-@strategy(aten.linalg_solve_triangular.default)
-def draw_solve_triangular(draw: Draw, target: object) -> Call:
-    a, left = draw(square_matrices("definite")), draw(booleans)
-    b = _draw_second_operand(draw, a, left)
-    kwargs: dict[str, Any] = {"upper": draw(booleans), "left": left, "unitriangular": draw(booleans)}
-    return Call(target, (a, b), kwargs, _sizes_if_named(a, b))
-
-
-@strategy(aten.linalg_solve.default)
+@strategy(*SOLVERS)
 def draw_solve(draw: Draw, target: object) -> Call:
-    a, left = draw(square_matrices()), draw(booleans)
-    b = _draw_second_operand(draw, a, left)
-    return Call(target, (a, b), {"left": left}, _sizes_if_named(a, b))
+    flags = {name: draw(booleans) for name in SOLVERS[target]}
+    a = draw(square_matrices("regular" if target is aten.linalg_solve.default else "definite"))
+    b = _draw_second_operand(draw, a, flags.get("left", True))
+    return Call(target, (b, a) if target is aten.cholesky_solve.default else (a, b), flags, _sizes_if_named(a, b))
 
 
 orders = st.sampled_from((2.0, 1.0, 0.0, 3.0, 0.5, float("inf")))

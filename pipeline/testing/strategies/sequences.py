@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from attrs import frozen
 from hypothesis import strategies as st
 
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE
 from pipeline.aten.own_ops import LINEAR_ATTENTION, OPEN_MASK, SELECTIVE_SCAN
 from pipeline.aten.packed_rnn_ops import LAYERS
-from pipeline.aten.types import Leaf, Target, aten
+from pipeline.aten.types import Target, aten
 from pipeline.testing.calls import Call, Dim, TensorSpec
 from pipeline.testing.strategies.common import Draw, floats, name_sizes, shapes, strategy, tensors
 
@@ -22,12 +21,16 @@ HEADS = 4
 QUERIES, KEYS = "n", "m"
 
 
-def _draw_queries_keys_values(draw: Draw, dtype: torch.dtype, heads: int, leading: list[Dim]) -> tuple[object, ...]:
-    """Generate queries, keys and values of attention, in this order. Their first dims are ``leading`` (``["b", 4]``:
-    batch, heads), but keys and values have ``heads`` heads, fewer in grouped-query attention."""
-    size = draw(st.sampled_from((16, 8, 5, 20)))
-    groups = [*leading[:-1], heads] if leading else []
-    shapes = ([*leading, QUERIES, size], [*groups, KEYS, size], [*groups, KEYS, size])
+def _draw_queries_keys_values(
+    draw: Draw, dtype: torch.dtype, leading: list[Dim], heads: int = HEADS
+) -> tuple[TensorSpec, ...]:
+    """Generate queries, keys and values of attention, in this order. Their first dims are ``leading``: batch and heads,
+    where keys and values have ``heads`` heads, fewer in grouped-query attention; or a batch, or none, where values may
+    differ in the last size."""
+    grouped, equal = len(leading) == 2, ((16, 16), (8, 8), (5, 5), (20, 20))
+    size, of_values = draw(st.sampled_from(equal if grouped else ((8, 8), (16, 16), (6, 3), (16, 8), (5, 20))))
+    groups = [*leading[:-1], heads] if grouped else leading
+    shapes = ([*leading, QUERIES, size], [*groups, KEYS, size], [*groups, KEYS, of_values])
     return tuple(draw(tensors(shape, dtype)) for shape in shapes)
 
 
@@ -51,23 +54,11 @@ def _ranges_of_named_sizes(specs: tuple[Any, ...]) -> dict[str, Any]:
 def draw_attention(draw: Draw, target: object) -> Call:
     dtype, gqa = draw(floats), draw(st.sampled_from((False, False, True)))
     leading: list[Dim] = ["b", HEADS] if gqa else draw(st.sampled_from((["b", HEADS], ["b", HEADS], ["b"], [])))
-    grouped = len(leading) == 2
-    operands = (
-        _draw_queries_keys_values(draw, dtype, 2 if gqa else HEADS, leading)
-        if grouped
-        else _draw_arguments_without_heads(draw, dtype, leading)
-    )
+    operands = _draw_queries_keys_values(draw, dtype, leading, 2 if gqa else HEADS)
     mask = _draw_mask(draw, dtype, leading)
     causal = mask is None and draw(st.booleans())
     kwargs = {"scale": draw(st.sampled_from((None, 0.3, 1.0))), "enable_gqa": gqa}
     return Call(target, (*operands, mask, 0.0, causal), kwargs, _ranges_of_named_sizes((*operands, mask)))
-
-
-def _draw_arguments_without_heads(draw: Draw, dtype: torch.dtype, leading: list[Dim]) -> tuple[Leaf, ...]:
-    """Generate queries, keys and values, all with the batch dims ``leading``; values may differ in the last size."""
-    size, other = draw(st.sampled_from(((8, 8), (16, 16), (6, 3), (16, 8), (5, 20))))
-    shapes = ([*leading, QUERIES, size], [*leading, KEYS, size], [*leading, KEYS, other])
-    return tuple(draw(tensors(shape, dtype)) for shape in shapes)
 
 
 @strategy(aten._scaled_dot_product_flash_attention_for_cpu.default)
@@ -75,7 +66,7 @@ def draw_flash_attention_for_cpu(draw: Draw, target: object) -> Call:
     """Generate calls of ``_scaled_dot_product_flash_attention_for_cpu`` that request only the first result."""
     dtype = draw(floats)
     leading: list[Dim] = ["b", HEADS]
-    operands, mask = _draw_queries_keys_values(draw, dtype, HEADS, leading), _draw_mask(draw, dtype, leading)
+    operands, mask = _draw_queries_keys_values(draw, dtype, leading), _draw_mask(draw, dtype, leading)
     causal = mask is None and draw(st.booleans())
     kwargs = {"attn_mask": mask, "scale": draw(st.sampled_from((None, 0.3)))}
     return Call(target, (*operands, 0.0, causal), kwargs, _ranges_of_named_sizes((*operands, mask)), (0,))
@@ -139,30 +130,20 @@ def draw_selective_scan(draw: Draw, target: object) -> Call:
 
 
 GATES = {aten.lstm.input: 4, aten.gru.input: 3, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
-PACKED = {LAYERS[getattr(aten, target._schema.name.removeprefix("aten::")).data]: n for target, n in GATES.items()}
+GATES |= {LAYERS[getattr(aten, t._schema.name.removeprefix("aten::")).data]: n for t, n in GATES.items()}
+"""The number of gates of each recurrent layer: an LSTM has four."""
 LENGTHS: tuple[Dim, ...] = ("t", "t", 1, 2, 17)
 """Lengths of sequences to test: dynamic, some that are unrolled, and one that becomes a loop."""
 
 
-@frozen
-class RecurrentLayer:
-    """The initial states, weights and options of a recurrent layer, and the layout of its input."""
-
-    steps: Dim
-    features: int
-    dtype: torch.dtype
-    state: object
-    params: list[TensorSpec]
-    options: tuple[object, ...]
-
-
-@st.composite
-def recurrent_layers(draw: Draw, gates: int) -> RecurrentLayer:
-    """Generate a recurrent layer with this number of gates; an LSTM has four."""
+@strategy(*GATES)
+def draw_recurrent_layer(draw: Draw, target: Target) -> Call:
+    """Generate recurrent layers on sequences of one length, or on packed ones, each of which has its own length."""
+    packed, gates = "packed" in str(target), GATES[target]
     features, hidden, count = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
     directions, biased, constant = draw(st.integers(1, 2)), draw(st.booleans()), draw(st.booleans())
     projected = draw(st.none() | st.integers(1, hidden - 1)) if gates == 4 and hidden > 1 else None
-    dtype = draw(floats)
+    dtype, steps = draw(floats), draw(st.sampled_from(LENGTHS))
     output: int = projected or hidden
     rows = gates * hidden
     shapes: list[tuple[Dim, ...]] = []
@@ -172,28 +153,11 @@ def recurrent_layers(draw: Draw, gates: int) -> RecurrentLayer:
         own: list[tuple[Dim, ...]] = [(rows, given), (rows, output), *biases]
         shapes += (own + ([(projected, hidden)] if projected else [])) * directions
     params = [draw(tensors(shape, dtype, values="unit", constant=constant)) for shape in shapes]
-    sizes = (output, hidden) if gates == 4 else (hidden,)
-    states = [draw(tensors((count * directions, "n", size), dtype, values="unit")) for size in sizes]
-    options = (biased, count, 0.0, draw(st.booleans()), directions == 2)
-    state: object = states if gates == 4 else states[0]
-    return RecurrentLayer(draw(st.sampled_from(LENGTHS)), features, dtype, state, params, options)
-
-
-@strategy(*GATES)
-def draw_recurrent_layer(draw: Draw, target: Target) -> Call:
-    layer, batch_first = draw(recurrent_layers(GATES[target])), draw(st.booleans())
-    steps, features = layer.steps, layer.features
-    shape = ("n", steps, features) if batch_first else (steps, "n", features)
-    x = draw(tensors(shape, layer.dtype, values="unit"))
+    widths = (output, hidden) if gates == 4 else (hidden,)
+    states = [draw(tensors((count * directions, "n", width), dtype, values="unit")) for width in widths]
+    batch_first = not packed and draw(st.booleans())
+    x = draw(tensors(("n", steps, features) if batch_first else (steps, "n", features), dtype, values="unit"))
+    lengths = [draw(tensors(("n",), torch.int64, ("between", 1, steps)))] if packed else []
     sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.size_names}
-    return Call(target, (x, layer.state, layer.params, *layer.options, batch_first), sizes=sizes)
-
-
-@strategy(*PACKED)
-def draw_packed_recurrent_layer(draw: Draw, target: Target) -> Call:
-    """Generate calls of recurrent layers on packed sequences, each of which has its own length."""
-    layer = draw(recurrent_layers(PACKED[target]))
-    x = draw(tensors((layer.steps, "n", layer.features), layer.dtype, values="unit"))
-    lengths = draw(tensors(("n",), torch.int64, ("between", 1, layer.steps)))
-    sizes: dict[str, int] = {name: draw(st.integers(1, 3)) for name in ("n", "t") if name in x.size_names}
-    return Call(target, (x, lengths, layer.state, layer.params, *layer.options), sizes=sizes)
+    options = (biased, count, 0.0, draw(st.booleans()), directions == 2, *([] if packed else [batch_first]))
+    return Call(target, (x, *lengths, states if gates == 4 else states[0], params, *options), sizes=sizes)

@@ -148,20 +148,18 @@ def draw_arange(draw: Draw, target: Target) -> Call:
     return Call(target, args, {"dtype": dtype}, {} if large else SIZES)
 
 
-@strategy(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
+@strategy(
+    *(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default),
+    *(aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default),
+)
 def draw_empty(draw: Draw, target: Target) -> Call:
     """Generate calls that create tensors without elements, since the elements of ``empty`` are undefined."""
-    shape = [0, Size("n")] if draw(st.booleans()) else [Size("n"), 0]
-    more = {aten.empty_permuted.default: ([0, 1],), aten.empty_strided.default: ([1, 1],)}.get(target, ())
-    return Call(target, (shape, *more), {"dtype": draw(dtypes)}, SIZES)
-
-
-@strategy(aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default)
-def draw_empty_like(draw: Draw, target: Target) -> Call:
-    """Generate calls that create tensors without elements, since the elements of ``empty_like`` are undefined."""
-    spec = TensorSpec(("n", 0), draw(dtypes))
-    more = {aten.new_empty.default: ([Size("n"), 0],), aten.new_empty_strided.default: ([Size("n"), 0], [1, 1])}
-    return Call(target, (spec, *more.get(target, ())), sizes=SIZES)
+    dtype, shape = draw(dtypes), draw(st.sampled_from(([0, Size("n")], [Size("n"), 0])))
+    layout = [[0, 1]] if "permuted" in str(target) else [[1, 1]] if "strided" in str(target) else []
+    if target._schema.arguments[0].name == "size":
+        return Call(target, (shape, *layout), {"dtype": dtype}, SIZES)
+    x = TensorSpec(("n", 0), dtype)
+    return Call(target, (x,) if target is aten.empty_like.default else (x, shape, *layout), sizes=SIZES)
 
 
 @strategy(aten.native_dropout.default)

@@ -114,47 +114,19 @@ RESIZED = (
 factors = st.sampled_from((2.0, 1.5, 0.5, 3.0, 1.7, 0.6))
 
 
-def _small_images(draw: Draw, rank: int) -> object:
-    """Generate a batch of two images of two channels with ``rank`` spatial dims of sizes 3 to 6."""
-    dtype = draw(st.just(torch.float32) | floats)
-    return draw(tensors([2, 2, *_draw_ints(draw, 3, 6, rank)], dtype))
-
-
-def _draw_align_corners(draw: Draw, target: Target) -> list[bool]:
-    """Generate the argument ``align_corners`` as a list of one bool; an empty list if the operator lacks it."""
-    names = [argument.name for argument in target._schema.arguments]
-    return [draw(st.booleans())] if "align_corners" in names else []
-
-
-def _draw_output_sizes(draw: Draw, target: object, rank: int) -> list[int]:
-    """Generate output sizes; with antialiasing the last is not 1: torch 2.13 would repeat the first row on a CPU."""
+@strategy(*(packet.vec for packet in RESIZED), *(packet.default for packet in RESIZED))
+def draw_upsample(draw: Draw, target: Target) -> Call:
+    """Generate upsampling calls with output sizes; those of the overloads ``vec`` may have scale factors instead. With
+    antialiasing the last size is not 1: torch 2.13 would repeat the first row on a CPU."""
+    rank, antialiased, vec = spatial_rank(target), "_aa" in str(target), target._overloadname == "vec"
+    x = draw(tensors([2, 2, *_draw_ints(draw, 3, 6, rank)], draw(st.just(torch.float32) | floats)))
     *others, last = _draw_ints(draw, 1, 9, rank)
-    return [*others, max(last, 2) if "_aa" in str(target) else last]
-
-
-def _name_sizes(draw: Draw, call: Call, rank: int) -> Call:
-    """Make the batch size of the call's first tensor dynamic, or any of its sizes; it has ``rank`` spatial dims."""
+    sizes = None if vec and draw(st.booleans()) else [*others, max(last, 2) if antialiased else last]
+    align_corners = [draw(st.booleans()) for argument in target._schema.arguments if argument.name == "align_corners"]
+    some = factors.filter(lambda factor: not antialiased or factor > 0.6)
+    scales = [draw(st.lists(some, min_size=rank, max_size=rank)) if sizes is None else None] if vec else []
+    call = Call(target, (x, sizes, *align_corners, *scales))
     return draw(name_sizes(call, {0: draw(st.sampled_from(([0], range(rank + 2))))}, least=3))
-
-
-@strategy(*(packet.vec for packet in RESIZED))
-def draw_upsample_by_size_or_scale(draw: Draw, target: object) -> Call:
-    """Generate calls of the upsampling overloads ``vec``, which accept output sizes or scale factors."""
-    rank = spatial_rank(target)
-    sizes = _draw_output_sizes(draw, target, rank) if draw(st.booleans()) else None
-    some = factors.filter(lambda factor: "_aa" not in str(target) or factor > 0.6)
-    scales = None if sizes is not None else draw(st.lists(some, min_size=rank, max_size=rank))
-    return _name_sizes(
-        draw, Call(target, (_small_images(draw, rank), sizes, *_draw_align_corners(draw, target), scales)), rank
-    )
-
-
-@strategy(*(packet.default for packet in RESIZED))
-def draw_upsample_by_size(draw: Draw, target: object) -> Call:
-    """Generate calls of the upsampling overloads ``default``, which accept output sizes."""
-    rank = spatial_rank(target)
-    sizes = _draw_output_sizes(draw, target, rank)
-    return _name_sizes(draw, Call(target, (_small_images(draw, rank), sizes, *_draw_align_corners(draw, target))), rank)
 
 
 @strategy(aten.grid_sampler.default, aten.grid_sampler_2d.default)
@@ -193,20 +165,13 @@ def draw_pad_nd(draw: Draw, target: Target) -> Call:
     return draw(name_sizes(Call(target, (x, draw(_paddings(shape, count, mode)))), {0: range(len(shape))}, least=4))
 
 
-@strategy(aten._pad_circular.default)
-def draw_pad_circular(draw: Draw, target: object) -> Call:
-    count = draw(st.integers(1, 3))
-    shape = draw(st.tuples(*[st.integers(2, 4)] * (count + 2)))
-    amounts = draw(_paddings(shape, count, "circular"))
-    return draw(name_sizes(Call(target, (draw(any_tensors(shape, draw(floats))), amounts)), least=4))
-
-
-@strategy(aten.pad.default)
+@strategy(aten.pad.default, aten._pad_circular.default)
 def draw_pad(draw: Draw, target: object) -> Call:
-    mode = draw(st.sampled_from(["constant", "reflect", "replicate", "circular"]))
-    count = draw(st.integers(1, 3))
+    modes = ["circular"] if target is aten._pad_circular.default else ["constant", "reflect", "replicate", "circular"]
+    mode, count = draw(st.sampled_from(modes)), draw(st.integers(1, 3))
     shape = draw(st.tuples(*[st.integers(2, 4)] * (count + 2)))
     dtype = draw(st.sampled_from(DTYPES) if mode == "constant" else floats)
     value = draw(st.none() | st.sampled_from([1.0, 2.0])) if mode == "constant" else None
-    call = Call(target, (draw(any_tensors(shape, dtype)), draw(_paddings(shape, count, mode)), mode, value))
+    how = (mode, value) if target is aten.pad.default else ()
+    call = Call(target, (draw(any_tensors(shape, dtype)), draw(_paddings(shape, count, mode)), *how))
     return draw(name_sizes(call, least=4))
