@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 
-from pipeline.build.remote_build import Job, JobWithWeights, PlanWithBytes
+from attrs import evolve
+
+from pipeline.build.remote_build import Job, JobWithWeights
 from pipeline.build.serialized_plans import Plan
 from pipeline.errors import BuildError, PipelineError
 from pipeline.records.wording import kind_of
@@ -46,17 +48,16 @@ def collect_plans(executor: Executor, jobs: Sequence[Job], progress: Callable[[i
     return [plans[str(job.path)] for job in jobs]
 
 
-def _check_plan(job: Job, result: Plan | PlanWithBytes) -> Plan:
+def _check_plan(job: Job, plan: Plan) -> Plan:
     """Verify the digest of a plan in the job's file; first write the file if the worker returned the plan as bytes."""
-    if isinstance(result, PlanWithBytes):
-        job.path.write_bytes(result.data)
-        result = result.plan
+    if plan.data:
+        job.path.write_bytes(plan.data)
     with job.path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != result.digest:
+    if digest != plan.digest:
         hint = "build it again; if it happens again, check the worker's disk and its network connection"
         raise BuildError(f"{job.order.name}: the plan that arrived is not the plan that the worker built", hint)
-    return result
+    return evolve(plan, data=b"")
 
 
 def _submit(executor: Executor, job: Job, work: Callable[[], object]) -> Future[object]:
@@ -71,7 +72,7 @@ def _submit(executor: Executor, job: Job, work: Callable[[], object]) -> Future[
     return future
 
 
-def _wait_for_result(future: Future[object], futures: Mapping[Future[object], Job]) -> Plan | PlanWithBytes | None:
+def _wait_for_result(future: Future[object], futures: Mapping[Future[object], Job]) -> Plan | None:
     """Return what a build returned; raise a `BuildError` if it failed. ``futures``: all builds with their jobs."""
     name = futures[future].order.name
     try:
@@ -87,7 +88,7 @@ def _wait_for_result(future: Future[object], futures: Mapping[Future[object], Jo
         raise BuildError(f"{names}: a worker process crashed or was killed in the build ({error})", _ENDED) from error
     except Exception as error:
         raise BuildError(f"{name}: its build raised {type(error).__name__} in a worker: {error}", _NONE) from error
-    if not isinstance(plan, Plan | PlanWithBytes | None):
+    if not isinstance(plan, Plan | None):
         raise BuildError(f"{name}: its worker returned {kind_of(plan)} instead of an engine plan", _NONE)
     return plan
 

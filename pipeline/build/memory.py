@@ -71,16 +71,6 @@ class MemoryMappedWeights:
         if self.file is not None:
             self.file.close()  # the mapping stays valid
 
-    def drop_pages(self) -> None:
-        """Drop the file's pages from this process's memory; a later read loads them again."""
-        drop_pages(self.mapping)
-
-
-def drop_pages(mapping: bytes | mmap.mmap | None) -> None:
-    """Drop the pages of a mapped file from this process's memory; a later read loads them again."""
-    if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        mapping.madvise(mmap.MADV_DONTNEED)
-
 
 def _aligned_size(size: int) -> int:
     """Round a number of bytes up to a multiple of 4096, as tensors in the file start at such offsets."""

@@ -15,7 +15,6 @@ import torch
 from attrs import define, evolve, field, frozen
 
 from pipeline.aten.tensor_type import raw_bytes
-from pipeline.build.memory import drop_pages
 from pipeline.build.monitor import Monitor
 from pipeline.build.serialized_plans import BuildOrder, Plan, PlanFile, map_file, report_full_disk, serialize
 from pipeline.errors import BuildError
@@ -100,21 +99,10 @@ def store(path: Path, weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, 
     return index
 
 
-class MappedFile:
-    """A read-only mapping of the file with the weights of a remote build."""
-
-    def __init__(self, path: Path) -> None:
-        self.mapping = map_file(path)
-
-    def drop_pages(self) -> None:
-        """Release the file's pages from this process's resident memory; the next access reads them again."""
-        drop_pages(self.mapping)
-
-
 def _rebuild_network(network: Network, path: Path, index: Index) -> NetworkHandle:
     """Create TensorRT's network from its description and mapped weights; raise a `ReplayError` if it differs."""
-    file = MappedFile(path)
-    data = np.frombuffer(file.mapping, np.uint8)
+    mapping = map_file(path)
+    data = np.frombuffer(mapping, np.uint8)
     known: dict[int, Weight] = {data.ctypes.data + index[w.name].offset: w for w in network.weights}
 
     def weight_of(name: str) -> object:
@@ -128,7 +116,7 @@ def _rebuild_network(network: Network, path: Path, index: Index) -> NetworkHandl
     if evolve(again, other_profiles=network.other_profiles).digest != network.digest:
         raise ReplayError("the network that was rebuilt from its description differs from the description")
     views = {name: data[stored.offset :][: stored.nbytes] for name, stored in index.items()}
-    return NetworkHandle(net, builder, log, [data], views, [file])
+    return NetworkHandle(net, builder, log, [data], views, [mapping])
 
 
 @frozen
@@ -148,14 +136,6 @@ class Job:
 
 
 @frozen
-class PlanWithBytes:
-    """A plan with its content as bytes, from a worker that cannot access this machine's files."""
-
-    plan: Plan
-    data: bytes = field(repr=False)
-
-
-@frozen
 class JobWithWeights:
     """A request to build an engine on a machine that cannot access this machine's files; it contains the weights."""
 
@@ -170,13 +150,13 @@ class JobWithWeights:
         build.__reduce__()
         return cls(job.order, build.index or {}, build.path.read_bytes())
 
-    def __call__(self) -> PlanWithBytes:
+    def __call__(self) -> Plan:
         """Build the engine in a worker, which writes the weights to a temporary file first."""
         with tempfile.TemporaryDirectory(prefix="pipeline-sent-", ignore_cleanup_errors=True) as folder:
             path = Path(folder, "weights")
             path.write_bytes(self.weights)
             plan, data = build_with_stored_weights(self.order, path, self.index)
-            return PlanWithBytes(plan, bytes(data))
+            return evolve(plan, data=bytes(data))
 
 
 def build_with_stored_weights(order: BuildOrder, path: Path, index: Index) -> tuple[Plan, mmap.mmap]:

@@ -86,11 +86,13 @@ class BuildOrder:
 @frozen
 class Plan:
     """The properties of a finished plan: the SHA-256 of its bytes, the version of TensorRT that built it, and a mapping
-    from names of the network's inputs and outputs to the plan's, where they differ."""
+    from names of the network's inputs and outputs to the plan's, where they differ. ``data``: the plan itself, if it
+    comes from a worker that cannot access this machine's files."""
 
     digest: str
     library: str
     bindings: FrozenDict[str, str] = field(factory=FrozenDict)
+    data: bytes = field(default=b"", repr=False)
 
 
 def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor: Monitor) -> Plan:

@@ -1,15 +1,14 @@
 """Events for observers of a running pipeline, and ``report``, which stages call to report progress."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from time import perf_counter
 from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from pipeline.export_fixes.interrupts import interruptible
+from pipeline.export_fixes.interrupts import interruptible, set_contextvar
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +48,7 @@ def as_observers(values: Iterable[Observer]) -> tuple[Observer, ...]:
     return observers
 
 
-_progress: ContextVar[Callable[[Event], None] | None] = ContextVar("pipeline_progress", default=None)
-_stage: ContextVar[str] = ContextVar("pipeline_stage", default="")
+_progress: ContextVar[Callable[[int, int | None, str], None] | None] = ContextVar("pipeline_progress", default=None)
 
 
 def report(done: int, total: int | None = None, detail: str = "") -> None:
@@ -61,7 +59,7 @@ def report(done: int, total: int | None = None, detail: str = "") -> None:
     """
     tell = _progress.get()
     if tell is not None:
-        tell(Event("progress", _stage.get(), done=done, total=total, detail=detail))
+        tell(done, total, detail)
 
 
 class Run:
@@ -76,7 +74,7 @@ class Run:
 
     def emit(self, event: Event) -> None:
         """Send an event to every observer in turn. If an observer itself calls `report`, that call has no effect."""
-        with _send_reports_to(None, ""):
+        with set_contextvar(_progress, None):
             for observer in tuple(self._observers):
                 try:
                     observer(event)
@@ -88,24 +86,17 @@ class Run:
     def call(self, stage: str, function: Callable[[], object], record: object = None) -> Any:
         """Call a function as the stage of this name, and send its events; an exception gets a note with the name.
         ``record``: the stage's input."""
+
+        def tell(done: int, total: int | None, detail: str) -> None:
+            self.emit(Event("progress", stage, done=done, total=total, detail=detail))
+
         self.emit(Event("started", stage, record=record))
         start = perf_counter()
         try:
-            result = interruptible(_send_reports_to(self.emit, stage)(function))()
+            result = interruptible(set_contextvar(_progress, tell)(function))()
         except BaseException as error:
             error.add_note(f"in stage {stage!r} of the pipeline")
             self.emit(Event("failed", stage, perf_counter() - start, record, detail=f"{type(error).__name__}: {error}"))
             raise
         self.emit(Event("finished", stage, perf_counter() - start, result))
         return result
-
-
-@contextmanager
-def _send_reports_to(notify: Callable[[Event], None] | None, stage: str) -> Iterator[None]:
-    """Return a context in which the progress of ``stage``, from `report`, goes to ``notify``; None discards it."""
-    tokens = _progress.set(notify), _stage.set(stage)
-    try:
-        yield
-    finally:
-        _progress.reset(tokens[0])
-        _stage.reset(tokens[1])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from pipeline.compose.events import Event
-from pipeline.compose.resident import Sampler, SamplingThread
+from pipeline.compose.resident import Sampler
 from pipeline.frozen import FrozenDict
 from pipeline.program import Converted, Program
 from pipeline.records.costs import StageCost
@@ -25,12 +25,12 @@ class Ledger:
 
     def __init__(self, interval: float = 0.01) -> None:
         self.entries: list[StageCost] = []
-        self._reader = SamplingThread(interval)
+        self._interval = interval
         self._running: dict[str, Sampler] = {}
 
     def __call__(self, event: Event) -> None:
         if event.kind == "started":
-            self._running[event.stage] = Sampler(reader=self._reader).__enter__()
+            self._running[event.stage] = Sampler(interval=self._interval).__enter__()
         elif event.kind in ("finished", "failed"):
             sampler = self._running.pop(event.stage)
             sampler.__exit__()

@@ -54,20 +54,8 @@ Other = TypeVar("Other")
 StageLike: TypeAlias = AnyStage | Callable[[Any], Any]
 
 
-class _Composable:
-    """A mixin that gives stages the operator `|` and a repr."""
-
-    def __or__(self: Stage[Takes, Gives], other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
-        first: Pipeline[Takes, Gives] = Pipeline((self,))
-        return first | other
-
-    def __repr__(self: AnyStage) -> str:
-        """Return the stage's name, and the record types of its input and output."""
-        return f"<stage {describe_stage(self)}>"
-
-
 @attrs.frozen(slots=False, repr=False)
-class FunctionStage(_Composable, Generic[Takes, Gives]):
+class FunctionStage(Generic[Takes, Gives]):
     """A stage from a function, or an instance of a frozen class with `__call__`; annotations declare input and output.
     Or a stage under another name, to insert it twice or in place of another.
 
@@ -100,6 +88,14 @@ class FunctionStage(_Composable, Generic[Takes, Gives]):
     def _record_types(self) -> tuple[object, object]:
         step: Any = self.function
         return (step.takes, step.gives) if is_stage(step) else record_types(step, self.name)
+
+    def __or__(self, other: Callable[[Gives], Other]) -> "Pipeline[Takes, Other]":
+        first: Pipeline[Takes, Gives] = Pipeline((self,))
+        return first | other
+
+    def __repr__(self) -> str:
+        """Return the stage's name, and the record types of its input and output."""
+        return f"<stage {describe_stage(self)}>"
 
     def __reduce__(self) -> str | tuple[object, ...]:
         """Pickle by name if the stage is an attribute of its module under its function's name, else by its fields."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from typing import Self
 
@@ -65,60 +64,32 @@ def process_tree_memory(pid: int | None = None) -> ResidentMemory:
     return sum(map(process_memory, descendant_pids(pid)), process_memory(pid))
 
 
-class SamplingThread:
-    """A thread in which samplers read memory every ``interval`` seconds; it ends when no sampler is left."""
-
-    def __init__(self, interval: float = 0.01) -> None:
-        self.interval = interval
-        self._samplers: list[Sampler] = []
-        self._lock = threading.Lock()
-        self._running = False
-
-    def add(self, sampler: Sampler) -> None:
-        """Add a sampler, which is then triggered at each interval."""
-        with self._lock:
-            self._samplers.append(sampler)
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._read_until_no_samplers, daemon=True).start()
-
-    def drop(self, sampler: Sampler) -> None:
-        """Remove a sampler; it reads no memory after this call has returned."""
-        with self._lock:
-            self._samplers.remove(sampler)
-
-    def _read_until_no_samplers(self) -> None:
-        """Let all samplers read memory at each interval; return when there are no samplers."""
-        while True:
-            time.sleep(self.interval)
-            with self._lock:
-                if not self._samplers:
-                    self._running = False
-                    return
-                for sampler in self._samplers:
-                    sampler.read_memory()
-
-
 class Sampler:
-    """A context that records the peak memory of a process and its descendants, for each kind of memory. A
-    `SamplingThread` (by default a new one) triggers its reads. Peaks shorter than the interval can be missed."""
+    """A context that records the peak memory of a process and its descendants, for each kind of memory. A thread reads
+    it every ``interval`` seconds; shorter peaks can be missed."""
 
-    def __init__(self, pid: int | None = None, interval: float = 0.01, reader: SamplingThread | None = None) -> None:
-        self.pid = pid
+    def __init__(self, pid: int | None = None, interval: float = 0.01) -> None:
+        self.pid, self.interval = pid, interval
         self.first = self.last = ResidentMemory()
         self.total = self.anonymous = 0
-        self._reader = reader or SamplingThread(interval)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._read_until_end, daemon=True)
 
     def read_memory(self) -> None:
         self.last = process_tree_memory(self.pid)
         self.total, self.anonymous = max(self.total, self.last.total), max(self.anonymous, self.last.anonymous)
 
+    def _read_until_end(self) -> None:
+        while not self._ended.wait(self.interval):
+            self.read_memory()
+
     def __enter__(self) -> Self:
         self.read_memory()
         self.first = self.last
-        self._reader.add(self)
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._reader.drop(self)
+        self._ended.set()
+        self._thread.join()
         self.read_memory()

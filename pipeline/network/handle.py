@@ -3,6 +3,7 @@ Also create ``trt.Weights`` of low-bit quantized values that are stored in byte 
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections.abc import Sequence
 from typing import Any, Final
@@ -27,7 +28,7 @@ class NetworkHandle:
     log: Log
     kept: list[Any] = field(factory=list)
     weights: dict[str, Any] = field(factory=dict)
-    mapped: list[Any] = field(factory=list)
+    mapped: list[mmap.mmap] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         """Empty ``kept`` and ``weights`` when this handle is freed, so that no other reference to them keeps memory."""
@@ -36,13 +37,19 @@ class NetworkHandle:
 
     def drop_pages(self) -> None:
         """Evict weights in memory-mapped files from memory; the operating system reads them again when needed."""
-        for file in self.mapped:
-            file.drop_pages()
+        for mapping in self.mapped:
+            drop_pages(mapping)
 
     @property
     def nbytes(self) -> int:
         """The total size of the weights in bytes."""
         return sum(weight.nbytes for weight in self.weights.values())
+
+
+def drop_pages(mapping: bytes | mmap.mmap | None) -> None:
+    """Drop the pages of a mapped file from this process's memory; a later read loads them again."""
+    if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def name_dimensions(tensor: trt.ITensor, names: Sequence[str]) -> None:

@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from attrs import frozen
-
 from pipeline.partitioning.boundary_ops import bytes_saved_by_operator_in_torch
 from pipeline.partitioning.flow import Flow
 from pipeline.partitioning.levels import operators_per_engine, unit_levels
@@ -18,16 +16,11 @@ NumberedSegment: TypeAlias = tuple[bool, tuple[int, ...]]
 """A segment: True for an engine, False for PyTorch; and the numbers of its operators."""
 
 
-@frozen
-class SegmentPlan:
-    """The segments in the order in which they run, and {operator number: reason} for the operators in PyTorch."""
-
-    groups: tuple[NumberedSegment, ...]
-    reasons: Mapping[int, str]
-
-
-def choose_segments(flow: Flow, units: Units, refused: Mapping[int, str], settings: CompilationSettings) -> SegmentPlan:
+def choose_segments(
+    flow: Flow, units: Units, refused: Mapping[int, str], settings: CompilationSettings
+) -> tuple[tuple[NumberedSegment, ...], Mapping[int, str]]:
     """Move operators to PyTorch until engines are large and few enough, and no move saves bytes between segments.
+    Return the segments in the order in which they run, and {operator number: reason} for the operators in PyTorch.
 
     refused: the operators that must run in PyTorch, each with the reason. If ``refused`` is empty, one engine runs all.
     """
@@ -46,7 +39,7 @@ def choose_segments(flow: Flow, units: Units, refused: Mapping[int, str], settin
     groups: dict[int, list[int]] = defaultdict(list)
     for unit, inside in enumerate(units.members):
         groups[level[unit]] += inside
-    return SegmentPlan(tuple((at % 2 == 1, tuple(sorted(groups[at]))) for at in sorted(groups)), reasons)
+    return tuple((at % 2 == 1, tuple(sorted(groups[at]))) for at in sorted(groups)), reasons
 
 
 def _reasons_of_next_moves(

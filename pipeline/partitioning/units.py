@@ -143,22 +143,15 @@ def _following_groups(flow: Flow, start: int, is_free: Callable[[int], bool]) ->
         at = last
 
 
-@frozen
-class Submodules:
-    """Selects the submodules that are not split. By ``depth``: each operator belongs to the first ``depth`` names of
-    its module's path (2: ``encoder.layer`` for an operator in ``encoder.layer.0``), or to the whole path if that is
-    shorter. By ``pattern`` (``encoder.layer.?``): it belongs to the outermost matching module around it."""
-
-    depth: int = 1
-    pattern: str | None = None
-
-    def path_of(self, node: Node) -> str | None:
-        """Return the path of the unsplit submodule that contains a node; None if there is none."""
-        names = module_path(node).split(".")
-        prefixes = [".".join(names[: i + 1]) for i in range(len(names))]
-        if self.pattern is None:
-            return prefixes[min(self.depth, len(names)) - 1] or None
-        return next((p for p in prefixes if p and fnmatchcase(p, self.pattern)), None)
+def unsplit_submodule(node: Node, depth: int = 1, pattern: str | None = None) -> str | None:
+    """Return the path of the submodule that is not split and contains a node; None if there is none. By ``depth``: the
+    first ``depth`` names of the path of the node's module (2: ``encoder.layer`` for a node in ``encoder.layer.0``), or
+    the whole path if that is shorter. By ``pattern`` (``encoder.layer.?``): the outermost matching module around it."""
+    names = module_path(node).split(".")
+    prefixes = [".".join(names[: i + 1]) for i in range(len(names))]
+    if pattern is None:
+        return prefixes[min(depth, len(names)) - 1] or None
+    return next((p for p in prefixes if p and fnmatchcase(p, pattern)), None)
 
 
 Patterns = Sequence[tuple[int, ...]]

@@ -13,7 +13,6 @@ from attrs import evolve, field, frozen
 
 from pipeline.build.deduplicate import build_without_duplicates
 from pipeline.build.executor_pool import collect_plans
-from pipeline.build.memory import drop_pages
 from pipeline.build.monitor import Monitor
 from pipeline.build.remote_build import Job, RemoteBuild
 from pipeline.build.serialized_plans import BuildOrder, Plan, PlanFile, map_file, serialize
@@ -21,7 +20,7 @@ from pipeline.compose.pipelines import report
 from pipeline.errors import QuantizationError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
-from pipeline.network.handle import NetworkHandle
+from pipeline.network.handle import NetworkHandle, drop_pages
 from pipeline.network.pairs import find_quantized_pairs
 from pipeline.program import Built, Converted
 from pipeline.quirks import QUIRKS, has_bug

@@ -30,7 +30,7 @@ from pipeline.impl import barriers, base
 from pipeline.impl.result_check import check_tensor
 from pipeline.network.context import ConversionContext, NetworkError, SymbolicInt
 from pipeline.network.description import LayerWeights, Network, Weight, describe, layer_weights
-from pipeline.network.handle import NetworkHandle, name_dimensions, trt_weights_of_tensor
+from pipeline.network.handle import NetworkHandle, drop_pages, name_dimensions, trt_weights_of_tensor
 from pipeline.network.marks import Marks
 from pipeline.network.net import LegacyNetwork, Net
 from pipeline.program import Converted, Output, Partitioned, Port, Program, Segment, Verdict
@@ -118,13 +118,13 @@ class _Conversion:
         """Compute the weights. Parameters share the model's memory; tensors computed from them are in a file."""
         made = [name for name in self.segment.constants if self.program.constants[name].steps]
         file = MemoryMappedWeights([self.nodes[name].meta["val"].nbytes for name in made])
-        self.handle.mapped.append(file)
+        self.handle.mapped += [file.mapping] if file.mapping is not None else []
         for placeholder in self.segment.constants:
             recipe = self.program.constants[placeholder]
             value = recipe.evaluate(self.program.parameters)
             if recipe.steps:
                 value = file.copy_to_file(value)
-                file.drop_pages()
+                drop_pages(file.mapping)
             self.env[placeholder] = value
             self.recipes[recipe.name] = recipe
         self.ctx.constants = tuple(self.env[placeholder] for placeholder in self.segment.constants)

@@ -24,13 +24,13 @@ from pipeline.partitioning.fixpoint import choose_segments
 from pipeline.partitioning.flow import Flow, Node, build_flow, copied_nodes
 from pipeline.partitioning.split_engine import split_by_submodule, split_evenly
 from pipeline.partitioning.units import (
-    Submodules,
     Units,
     build_units,
     fused_patterns,
     pattern_start_of_moved_operators,
     submodule_runs,
     torch_reasons,
+    unsplit_submodule,
 )
 from pipeline.program import Partitioned, Validated, is_operator
 
@@ -105,8 +105,7 @@ class InPieces:
         """Cut ``operators`` (indices in ``flow.nodes``) evenly or by submodules, never inside one of the ``units``."""
         if self.count is not None:
             return split_evenly(flow, units, operators, self.count)
-        submodules = Submodules(pattern=self.between)
-        keys = [submodules.path_of(node) for node in flow.nodes]
+        keys = [unsplit_submodule(node, pattern=self.between) for node in flow.nodes]
         return _cut_after_cache_updates(flow, units, operators, keys)
 
 
@@ -152,11 +151,9 @@ class BySubmodule:
         _check_positive("depth", self.depth, "pattern")
 
     def __call__(self, validated: Validated) -> Partitioned:
-        submodules = Submodules(self.depth, self.pattern)
-
         def choose_units(flow: Flow, refused: dict[int, str]) -> Units:
             fused = list(fused_patterns(flow, lambda i: i not in refused))
-            own = [submodules.path_of(node) for node in flow.nodes]
+            own = [unsplit_submodule(node, self.depth, self.pattern) for node in flow.nodes]
             along = pattern_start_of_moved_operators(own, fused)
             keys = [own[along.get(i, i)] for i in range(len(own))]
             refused |= torch_reasons(flow, keys, along, refused)
@@ -225,13 +222,13 @@ def _partition(
     seen = build_flow(program, copied_nodes(program, lambda n: n not in reasons))
     refused = {i: reasons[n] for i, n in enumerate(seen.nodes) if n in reasons}
     chosen = choose_units(seen, refused)
-    settled = choose_segments(seen, chosen, refused, settings)
+    segments, reasons_by_number = choose_segments(seen, chosen, refused, settings)
     groups: list[Group] = [
         ("engine" if is_engine else "torch", [seen.nodes[i].name for i in part])
-        for is_engine, inside in settled.groups
+        for is_engine, inside in segments
         for part in (cut_engine(seen, chosen, inside) if is_engine and cut_engine is not None else [inside])
     ]
-    return assemble(validated, groups, {seen.nodes[i].name: why for i, why in settled.reasons.items()})
+    return assemble(validated, groups, {seen.nodes[i].name: why for i, why in reasons_by_number.items()})
 
 
 def _refused_nodes(validated: Validated) -> Mapping[Node, str]:

@@ -17,7 +17,7 @@ import pipeline
 from pipeline.compose.events import Event
 from pipeline.compose.ledger import HOLDERS, Ledger
 from pipeline.compose.progress import StageProgress
-from pipeline.compose.resident import Sampler, SamplingThread, descendant_pids, process_memory, process_tree_memory
+from pipeline.compose.resident import Sampler, descendant_pids, process_memory, process_tree_memory
 from pipeline.stages.unbuilt import unbuilt
 
 MEGABYTES = 64
@@ -125,20 +125,12 @@ def test_an_observer_that_is_a_ledger_is_the_only_one(made: type[Ledger]) -> Non
 
 
 @linux
-def test_one_thread_reads_for_stages_that_follow_and_ends_by_itself() -> None:
-    reader = SamplingThread(interval=0.05)
+def test_memory_is_read_while_a_stage_runs_and_no_longer() -> None:
     before = set(threading.enumerate())
-    for _ in range(3):
-        with Sampler(reader=reader) as sampler:
-            started = set(threading.enumerate()) - before
-            passing, until = taken(MEGABYTES << 20), time.monotonic() + 30
-            while sampler.anonymous - sampler.first.anonymous < (MEGABYTES << 20) * 0.9:
-                assert time.monotonic() < until, "memory is not read while a stage runs"
-                time.sleep(0.01)
-            passing.close()
-        assert len(started) == 1
-    (thread,) = started
-    thread.join(30)
-    assert not thread.is_alive()
-    with Sampler(reader=reader):
-        assert set(threading.enumerate()) - before
+    with Sampler(interval=0.05) as sampler:
+        passing, until = taken(MEGABYTES << 20), time.monotonic() + 30
+        while sampler.anonymous - sampler.first.anonymous < (MEGABYTES << 20) * 0.9:
+            assert time.monotonic() < until, "memory is not read while a stage runs"
+            time.sleep(0.01)
+        passing.close()
+    assert set(threading.enumerate()) <= before

@@ -198,10 +198,10 @@ def test_a_loaded_program_is_rebuilt_and_kept_as_it_was(tmp_path: Path, monkeypa
     with torch.no_grad():
         other.head.bias.add_(1)
     built: list[str] = []
-    rebuild = importlib.import_module("pipeline.artifact.rebuild")
-    serialize = rebuild.serialize
+    building = importlib.import_module("pipeline.build.remote_build")
+    serialize = building.serialize
     watched = lambda handle, order, *rest: (built.append(order.name), serialize(handle, order, *rest))[1]  # noqa: E731
-    monkeypatch.setattr(rebuild, "serialize", watched)
+    monkeypatch.setattr(building, "serialize", watched)
     x = torch.randn(2, WIDTH)
     torch.testing.assert_close(pipeline.refit_module_weights(loaded, other).module("reference")(x), other(x))
     assert built in ([], ["engine_0", f"engine_{LAYERS}"]), "nothing if the bias is shared, a layer and the head if not"
