@@ -19,7 +19,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "ONNX": (480, ("artifact/epcontext.py", "export_fixes/onnx_file.py")),
     "reference executor": (1_590, ("runtime/reference/",)),
     "TorchScript": (
-        1_510,
+        1_450,
         (
             "export_fixes/torchscript/",
             "compat/torchscript/",
@@ -45,9 +45,9 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         ),
     ),
     "exports by transformers": (90, ("compat/transformers/exporters.py",)),
-    "language models of transformers": (3_450, ("compat/transformers/",)),
+    "language models of transformers": (3_380, ("compat/transformers/",)),
     "names of Torch-TensorRT": (
-        1_960,
+        1_880,
         (
             "compat/torch_tensorrt/",
             "compat/__init__.py",
