@@ -10,9 +10,7 @@ import torch
 from attrs import evolve, frozen
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size
-from pipeline.impl.block_decorators import block
-from pipeline.network.net import Net
+from pipeline.impl.base import ITensor, Net, Size, block
 from pipeline.trt import trt
 
 
