@@ -201,7 +201,7 @@ def is_non_negative(value: Any, max_depth: int = DEEP) -> bool:
     if kind in PART:
         return is_non_negative(value.args[0], max_depth - 1)
     if kind is Kind.CASTS:  # to an integer dtype that does not overflow for them
-        return known.dtype in INTEGERS and is_non_negative(value.args[0], max_depth - 1)
+        return value.meta["val"].dtype in INTEGERS and is_non_negative(value.args[0], max_depth - 1)
     rule = RULES.get(value.target)
     return kind is Kind.PLACES or (rule is not None and rule(value, max_depth - 1))
 
