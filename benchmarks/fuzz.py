@@ -1,6 +1,7 @@
 """Runs random programs by their seeds: ``python -m benchmarks.fuzz 0:200 [--build-every 10] [--log FILE]``.
 
-Prints a line for each program that fails, and a count. ``--log`` appends a line of JSON a program.
+Prints a line for each program that fails, and a count. ``--log`` appends a line of JSON a program; ``--backend`` runs
+the models under ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -20,16 +21,20 @@ from pipeline.errors import CaptureError
 from tests.fuzz import ModelError, program
 
 
-def run(seed: int, build: bool) -> dict[str, Any]:
+def run(seed: int, build: bool, backend: bool = False) -> dict[str, Any]:
     """What became of the program of a seed: passed, refused by torch.export, or how it failed."""
     start = time.process_time()
     row: dict[str, Any] = {"seed": seed, "built": build}
     try:
         snippet = program(seed)
-        compiled = (snippet.with_options(build="True") if build else snippet).run()
-        segments = compiled.partitioned.segments
-        row |= {"result": "passed", "operators": compiled.coverage.total, "segments": len(segments)}
-        row["engines"] = len(compiled.partitioned.engine_segments)
+        if backend:
+            snippet.run_backend()
+            row |= {"result": "passed"}
+        else:
+            compiled = (snippet.with_options(build="True") if build else snippet).run()
+            segments = compiled.partitioned.segments
+            row |= {"result": "passed", "operators": compiled.coverage.total, "segments": len(segments)}
+            row["engines"] = len(compiled.partitioned.engine_segments)
     except CaptureError as error:
         row |= {"result": "refused", "message": str(error)}
     except ModelError as error:
@@ -44,13 +49,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", help="FIRST:LAST, the last left out")
     parser.add_argument("--build-every", type=int, default=10, help="build the engines of one program in so many")
+    parser.add_argument("--backend", action="store_true", help="run them under torch.compile, without engines")
     parser.add_argument("--log", type=Path, help="append a line of JSON a program to this file")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     for seed in range(*map(int, options.seeds.split(":"))):
-        row = run(seed, build=bool(options.build_every) and seed % options.build_every == 0)
+        row = run(seed, build=bool(options.build_every) and seed % options.build_every == 0, backend=options.backend)
         counts[row["result"]] += 1
         if options.log:
             with options.log.open("a") as log:

@@ -12,7 +12,7 @@ from torch import no_grad
 
 import pipeline
 from examples.models import Case, full
-from pipeline.cli.agreement import Agreement, largest_difference
+from pipeline.cli.reporting import Agreement, largest_difference
 from pipeline.compose.progress import StageProgress
 
 MODELS = {"ResNet-50": "resnet50", "BERT-base": "bert"}

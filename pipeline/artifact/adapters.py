@@ -72,12 +72,18 @@ def _factor_pairs_and_errors(
         if len(names) != 1:
             reason = f"several parameters fit: {', '.join(names)}" if names else "the program has no such parameter"
             wrong[key] = reason
-        elif match is not None and isinstance(value, torch.Tensor):
-            sides.setdefault(names[0], {})[match["side"]] = value
+            continue
+        given: dict[str, torch.Tensor] = {}
+        if match is not None and isinstance(value, torch.Tensor):
+            given = {match["side"]: value}
         elif isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(v, torch.Tensor) for v in value):
-            sides.setdefault(names[0], {}).update(A=value[0], B=value[1])
+            given = dict(zip("AB", value, strict=True))
         else:
             wrong[key] = f"expected a pair of tensors (A, B), not {kind_of(value)}"
+        known = sides.setdefault(names[0], {})
+        if given.keys() & known.keys():
+            wrong[key] = f"another key has factors of {names[0]}, too: pass one adapter"
+        known.update(given)
     wrong |= {name: "one of lora_A and lora_B is missing" for name, side in sides.items() if len(side) == 1}
     return {name: (side["A"], side["B"]) for name, side in sides.items() if len(side) == 2}, wrong
 

@@ -36,7 +36,7 @@ from pipeline.network.engine import Engine
 from pipeline.network.validity import first_network_error
 from pipeline.program import Partitioned, Program, Verdict, tensor_version
 from pipeline.records.kernels import NO_KERNELS, Kernels
-from pipeline.records.wording import to_path
+from pipeline.records.wording import kind_of, to_path
 from pipeline.runtime.call_plan import LayoutBuilder
 from pipeline.runtime.inputs import child_specs
 from pipeline.runtime.opened_file import FileWeights, OpenedFile
@@ -86,8 +86,10 @@ def load(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compi
 
 def load_program(path: str | os.PathLike[str], operators: Collection[str] = ()) -> Compiled:
     """Load a program as `load` does, but of a language model only the decoder; warn if there is no GPU."""
-    if isinstance(operators, str):
-        raise TypeError(f'operators is a str: expected a set of operator namespaces: pass {{"{operators}"}}')
+    if isinstance(operators, str) or not isinstance(operators, Collection):
+        name = operators if isinstance(operators, str) else "torchvision"
+        due = f'expected a set of operator namespaces: pass {{"{name}"}}'
+        raise TypeError(f"operators is {kind_of(operators)}: {due}")
     compiled = load_without_warning(path, frozenset(operators))
     if not has_gpu():
         warn(f"no GPU was found: {path} runs on the CPU, in the slow reference executor", ArtifactWarning)

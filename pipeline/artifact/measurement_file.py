@@ -15,7 +15,7 @@ from attrs import field, frozen, validators
 from pipeline.artifact import codec
 from pipeline.artifact.json_data import decode_json, encode_json
 from pipeline.errors import ArtifactError
-from pipeline.profiling.measurements import Measurements, Milliseconds, NoMeasurements
+from pipeline.profiling.measurements import Measurements, Milliseconds
 from pipeline.runtime.atomic import replace_file
 from pipeline.runtime.engine_cache import cache_folder
 from pipeline.runtime.engine_load import current_capability, is_for_this_gpu
@@ -65,7 +65,7 @@ class MeasurementTable:
 
 
 @frozen
-class MeasurementFile:
+class MeasurementFile(Measurements):
     """A file with measured times of engines and of PyTorch, which processes can share: at the given path, or in the
     user's cache folder. If the file is unreadable, this is logged and the file stays unchanged."""
 
@@ -132,5 +132,5 @@ def measurement_store(settings: CompilationSettings) -> Measurements:
     """Return the store of measurements that the setting ``measurements`` selects."""
     chosen = settings.measurements
     if chosen is False:
-        return NoMeasurements()
+        return Measurements()
     return MeasurementFile(None if chosen is True else Path(chosen).expanduser())

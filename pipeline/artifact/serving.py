@@ -92,7 +92,7 @@ def serve_config(
     """
     path = Path(path)
     name = re.sub(r"\W", "_", path.stem) if name is None else name
-    if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+    if not re.fullmatch(r"[\w.-]+", name, re.ASCII) or not name.strip("."):
         raise ArtifactError(f"name is {name!r}, which Triton does not accept", "use only letters, digits, _, - and .")
     found, weights = triton_config(load(path, operators), name, batching, operators), _separate_weights_files(path)
     for source, target in ((path, "model.trtp"), *weights, (Path(__file__).with_name("triton_model.py"), "model.py")):

@@ -141,9 +141,7 @@ def _agreement_or_note(options: argparse.Namespace, compiled: Compiled, source: 
 
 def _check_output_folder(folder: Path, may_replace: bool) -> None:
     if Path.cwd().is_relative_to(os.path.realpath(folder)):
-        raise UsageError(
-            f"-o {folder}: the command runs in this folder, and would replace it; name a folder of its own"
-        )
+        raise UsageError(f"-o {folder}: the command runs in this folder, and would replace it; name another")
     parent = Path(os.path.realpath(folder)).parent
     if not parent.is_dir():
         there = parent if folder.is_symlink() else folder.parent

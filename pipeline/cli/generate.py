@@ -49,10 +49,9 @@ def run_generate(options: argparse.Namespace) -> str:
     if compile_for_generation is None:
         raise UsageError(f"pipeline is installed without its entry point {GROUP}: install it again (pip install .)")
     prompts = [_parse_token_ids(text) for text in options.prompt_ids]
-    if options.max_new_tokens < 1:
-        raise UsageError(f"--max-new-tokens is {options.max_new_tokens}: expected at least 1")
-    if options.num_beams < 1:
-        raise UsageError(f"--num-beams is {options.num_beams}: expected at least 1")
+    for flag, number in ("--max-new-tokens", options.max_new_tokens), ("--num-beams", options.num_beams):
+        if number < 1:
+            raise UsageError(f"{flag} is {number}: expected at least 1")
     longest, rows = max(map(len, prompts)), len(prompts) * options.num_beams
     model = _load_model(options.model, options.seed).to(getattr(torch, options.dtype))
     most = model.config.get_text_config(decoder=True).vocab_size

@@ -7,18 +7,13 @@ from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.own_ops import OPEN_MASK
-from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import CompilationSettings, Rejection, argument, aten, converts
 from pipeline.impl import base
 from pipeline.impl.attention import float32_attention, fused_attention, has_unmasked_key_per_row
 from pipeline.impl.attention_limits import AttentionCase, first_unmet_condition, pad_case
-from pipeline.impl.base import ITensor, Value
-from pipeline.network.net import Net
+from pipeline.impl.base import ITensor, Net, Value
 from pipeline.quirks import is_avoided
-from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
 
 HALVES = (torch.float16, torch.bfloat16)

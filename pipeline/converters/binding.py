@@ -1,5 +1,7 @@
 """Define the decorator ``converts``: it declares a function of a ``Net`` and an operator's arguments as a converter.
-Helpers read the dtype of a node's result from its fake tensor, and cast results to this dtype."""
+Helpers read the dtype of a node's result from its fake tensor, and cast results to this dtype.
+
+The module also exports what modules of converters need beside it, such as `Rejection` and `argument`."""
 
 from __future__ import annotations
 
@@ -10,14 +12,17 @@ from typing import Any, TypeAlias
 
 import torch
 
+from pipeline.aten.arguments import argument as argument
 from pipeline.aten.arguments import argument_names, bind
+from pipeline.aten.support import Rejection as Rejection
 from pipeline.aten.support import Target, Validator
+from pipeline.aten.types import aten as aten
 from pipeline.converters.declare import dynamo_tensorrt_converter
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Net, Value
 from pipeline.network.context import ConversionContext
-from pipeline.network.net import Net
 from pipeline.recipes import qualified_name
+from pipeline.settings import CompilationSettings as CompilationSettings
 
 Converter: TypeAlias = Callable[..., Any]
 Places: TypeAlias = tuple[Sequence[tuple[str, int]], bool]

@@ -10,14 +10,11 @@ from torch.fx import Node
 
 from pipeline.aten.arguments import bind
 from pipeline.aten.collectives import BETWEEN_ENGINES, follows_previous_collective, process_groups
-from pipeline.aten.support import Rejection
-from pipeline.converters.binding import converts
+from pipeline.converters.binding import CompilationSettings, Rejection, converts
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Net, Value
 from pipeline.network.context import NetworkError
-from pipeline.network.net import Net
 from pipeline.runtime.ranks import group_backend, group_ranks
-from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES, LIBRARY, trt
 
 ops = torch.ops._c10d_functional

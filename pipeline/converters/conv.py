@@ -7,14 +7,9 @@ from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import argument
-from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import CompilationSettings, Rejection, argument, aten, converts
 from pipeline.impl import conv as impl
-from pipeline.impl.base import ITensor, Value
-from pipeline.network.net import Net
-from pipeline.settings import CompilationSettings
+from pipeline.impl.base import ITensor, Net, Value
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 

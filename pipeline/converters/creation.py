@@ -7,15 +7,11 @@ from typing import Any
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.types import aten
-from pipeline.converters.binding import cast_to_result, converts, fake_result
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import CompilationSettings, Rejection, aten, cast_to_result, converts, fake_result
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base, shape
-from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.base import ITensor, Net, Size, Value
 from pipeline.impl.shape import result_sizes
-from pipeline.network.net import Net
-from pipeline.settings import CompilationSettings
 
 
 @converts(aten.full.default)

@@ -103,16 +103,13 @@ def target_of(key: object) -> Target:
 def check_functional(key: object) -> None:
     """Raise a `TypeError` for an in-place operator, for one with an argument ``out``, and for a packet of these alone:
     capture replaces their calls by functional operators."""
-    overloads = [getattr(key, name) for name in key.overloads()] if isinstance(key, OpOverloadPacket) else [key]
-    if all(isinstance(op, OpOverload) and _writes_result(op._schema) for op in overloads):
-        space, name = overloads[0]._schema.name.split("::")
+    overloads = targets_of_key(key) if isinstance(key, OpOverloadPacket) else (key,)
+    schemas = [op._schema for op in overloads if isinstance(op, OpOverload) and op._schema.is_mutable]
+    writing = [s for s in schemas if s.name.endswith("_") or any(each.is_out for each in s.arguments)]
+    if len(writing) == len(overloads):
+        space, name = writing[0].name.split("::")
         advice = _operator_advice(name.removesuffix("_")) if space == "aten" else "declare one that returns its result"
         raise TypeError(f"a graph has no {key}, which writes to its arguments, only functional operators: {advice}")
-
-
-def _writes_result(schema: torch.FunctionSchema) -> bool:
-    """Return whether an operator writes its result to an argument: ``add_``, or ``add`` with ``out=``."""
-    return schema.is_mutable and (schema.name.endswith("_") or any(each.is_out for each in schema.arguments))
 
 
 def operator_by_name(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., Any]:

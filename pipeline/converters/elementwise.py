@@ -9,12 +9,17 @@ import torch
 
 from pipeline.aten.arguments import bind
 from pipeline.aten.types import aten
-from pipeline.converters.binding import call_block, cast_to_result, converts, fake_result, rows_by_operator
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import (
+    CompilationSettings,
+    Rejection,
+    call_block,
+    cast_to_result,
+    converts,
+    fake_result,
+    rows_by_operator,
+)
 from pipeline.impl import base, elementwise, elementwise_arithmetic, unary
-from pipeline.impl.base import ITensor, Value
-from pipeline.network.net import Net
-from pipeline.settings import CompilationSettings
+from pipeline.impl.base import ITensor, Net, Value
 
 TABLE: Mapping[tuple[Any, ...], tuple[Any, ...]] = {
     (elementwise.add, "SUM"): (aten.add.Tensor, aten.add.Scalar),

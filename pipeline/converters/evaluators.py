@@ -9,13 +9,10 @@ from typing import Any
 
 import torch
 
-from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import CompilationSettings, Rejection, aten, converts
 from pipeline.network.context import SymbolicInt
 from pipeline.network.net import Net
 from pipeline.records.wording import kind_of
-from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 
 

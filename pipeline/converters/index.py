@@ -11,21 +11,16 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.traits import PART, Kind, op_kind
-from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import CompilationSettings, Rejection, argument, aten, converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.converters.scatter import check_comparison_size
 from pipeline.impl import base
 from pipeline.impl import embedding as _embedding
 from pipeline.impl import index as _index
 from pipeline.impl import index_put as _index_put
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Net, Value
 from pipeline.impl.shape import result_sizes, sizes_of
-from pipeline.network.net import Net
-from pipeline.settings import CompilationSettings
 from pipeline.trt import CAPABILITIES, LIBRARY
 
 INTEGERS = (torch.int32, torch.int64)
@@ -206,7 +201,7 @@ def is_non_negative(value: Any, max_depth: int = DEEP) -> bool:
     if kind in PART:
         return is_non_negative(value.args[0], max_depth - 1)
     if kind is Kind.CASTS:  # to an integer dtype that does not overflow for them
-        return known.dtype in INTEGERS and is_non_negative(value.args[0], max_depth - 1)
+        return value.meta["val"].dtype in INTEGERS and is_non_negative(value.args[0], max_depth - 1)
     rule = RULES.get(value.target)
     return kind is Kind.PLACES or (rule is not None and rule(value, max_depth - 1))
 

@@ -8,22 +8,16 @@ from typing import Any
 
 import torch
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import moves_elements
-from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import CompilationSettings, Rejection, argument, aten, converts
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Net, SymbolicInt, Value
 from pipeline.impl.index import index, take
 from pipeline.impl.index import nonzero as _nonzero
 from pipeline.impl.index_put import broadcast_sizes
 from pipeline.impl.shape import strided_slice
-from pipeline.network.context import SymbolicInt
-from pipeline.network.net import Net
 from pipeline.recipes import qualified_name
 from pipeline.records.wording import kind_of
-from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 from pipeline.trt import CAPABILITIES, LIBRARY
 

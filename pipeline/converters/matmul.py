@@ -17,14 +17,12 @@ from torch import Tensor
 
 from pipeline.aten.arguments import bind
 from pipeline.aten.traits import Kind, op_kind
-from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
+from pipeline.converters.binding import aten, converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
 from pipeline.impl import matmul as impl
 from pipeline.impl.attention import duplicate_single_query, keep_first_row
-from pipeline.impl.base import ITensor, Value
-from pipeline.network.net import Net
+from pipeline.impl.base import ITensor, Net, Value
 from pipeline.quirks import matmul_neighbours
 from pipeline.quirks.matmul_neighbours import PASSING
 

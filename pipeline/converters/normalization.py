@@ -9,16 +9,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, aten
-from pipeline.converters.binding import converts
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import CompilationSettings, Rejection, argument, converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
 from pipeline.impl import normalization as impl
-from pipeline.impl.base import ITensor, Value
-from pipeline.network.net import Net
-from pipeline.settings import CompilationSettings
+from pipeline.impl.base import ITensor, Net, Value
 
 Opt: TypeAlias = torch.Tensor | None
 

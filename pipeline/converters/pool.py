@@ -8,17 +8,12 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from pipeline.aten.arguments import argument
-from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import CompilationSettings, Rejection, argument, aten, converts
 from pipeline.impl import base, pool
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Net, Value
 from pipeline.impl.pool import gather_argmax, gather_max, gather_mean
 from pipeline.impl.pool_windows import Windows, adaptive_positions
 from pipeline.impl.reduce import extremum, reduce, reduced_dims
-from pipeline.network.net import Net
-from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 from pipeline.trt import trt
 

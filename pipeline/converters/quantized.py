@@ -6,15 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.quantized import TYPES, is_packed, operators
-from pipeline.aten.support import Rejection
 from pipeline.aten.traits import Kind, op_kind
-from pipeline.converters.binding import converts
+from pipeline.converters.binding import CompilationSettings, Rejection, argument, converts
 from pipeline.impl import quantize as impl
-from pipeline.impl.base import ITensor, Value
-from pipeline.network.net import Net
-from pipeline.settings import CompilationSettings
+from pipeline.impl.base import ITensor, Net, Value
 from pipeline.trt import CAPABILITIES, LIBRARY
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -8,23 +8,19 @@ from typing import Final
 
 import torch
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE
 from pipeline.aten.own_ops import LINEAR_ATTENTION, SELECTIVE_SCAN
 from pipeline.aten.packed_rnn_ops import LAYERS
 from pipeline.aten.types import Target, aten
-from pipeline.converters.binding import converts
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import CompilationSettings, Rejection, argument, converts
 from pipeline.impl import base
 from pipeline.impl import linear_attention as attention
 from pipeline.impl import recurrent as impl
 from pipeline.impl import selective_scan as scan
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Net, Value
 from pipeline.impl.elementwise import compare
 from pipeline.impl.index import iota
 from pipeline.impl.scatter import cache_update
-from pipeline.network.net import Net
-from pipeline.settings import CompilationSettings
 
 CELLS: Final[Mapping[Target, impl.Cell]] = {
     aten.lstm.input: impl.LSTM,

@@ -7,13 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from pipeline.aten.arguments import argument
-from pipeline.aten.types import aten
-from pipeline.converters.binding import cast_to_result, converts, fake_result
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import CompilationSettings, Rejection, aten, cast_to_result, converts, fake_result
 from pipeline.impl import base, reduce
-from pipeline.impl.base import ITensor, Value
-from pipeline.network.net import Net
-from pipeline.settings import CompilationSettings
+from pipeline.impl.base import ITensor, Net, Value
 
 Dims = Sequence[int] | int | None
 Test = Callable[[Net, Value, Dims, bool], ITensor]

@@ -9,16 +9,11 @@ import torch
 from torch import Tensor
 
 from pipeline.aten.arguments import argument, argument_names
-from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import CompilationSettings, Rejection, aten, converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Net, SymbolicInt, Value
 from pipeline.impl.resize import Resize, grid_sample, resize, resize_by_taps
-from pipeline.network.context import SymbolicInt
-from pipeline.network.net import Net
-from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import expression
 
 MODES = {

@@ -8,20 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument, aten
-from pipeline.converters.binding import converts
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import CompilationSettings, Rejection, argument, converts
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base
 from pipeline.impl import scatter as _scatter
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Net, Value
 from pipeline.impl.index import iota
 from pipeline.impl.index_put import index_put
 from pipeline.impl.shape import concatenate, negate, size_sum
 from pipeline.impl.slice import diagonal_start, flatten_dims, is_data_dependent, narrow, slice_start
-from pipeline.network.net import Net
-from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import shape_of
 
 MOST = (1 << 31) - 1

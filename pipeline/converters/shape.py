@@ -8,19 +8,14 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from pipeline.aten.arguments import argument
-from pipeline.aten.types import aten
-from pipeline.converters.binding import converts
-from pipeline.converters.declare import Rejection
+from pipeline.converters.binding import CompilationSettings, Rejection, argument, aten, converts
 from pipeline.impl import base
 from pipeline.impl import slice as _slice
-from pipeline.impl.base import ITensor, Size, Value
+from pipeline.impl.base import ITensor, Net, Size, Value
 from pipeline.impl.index import iota, take, take_one
 from pipeline.impl.shape import concatenate, result_sizes, size_product, size_sum, sizes_of
 from pipeline.impl.shape import repeat as _repeat
 from pipeline.impl.slice import narrow, slice_start
-from pipeline.network.net import Net
-from pipeline.settings import CompilationSettings
 
 
 @converts(aten.cat.default)

@@ -9,8 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 import numpy as np
 import torch
 
-from pipeline.impl.base import tensor
-from pipeline.network.context import SymbolicInt
+from pipeline.impl.base import SymbolicInt, tensor
 from pipeline.recipes import qualified_name
 from pipeline.trt import trt
 

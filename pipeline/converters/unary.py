@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 
-from pipeline.aten.types import aten
-from pipeline.converters.binding import call_block, cast_to_result, converts
+from pipeline.converters.binding import aten, call_block, cast_to_result, converts
 from pipeline.impl import activation, base, elementwise, elementwise_arithmetic, unary
 from pipeline.impl import softmax as impl
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Net, Value
 from pipeline.impl.reduce import cumulative_log_sum_exp, log_sum_exp
-from pipeline.network.net import Net
 
 REAL = "exp log sqrt sin cos tan sinh cosh asin acos atan asinh acosh atanh"
 """Functions of floating-point tensors that have the same name in TensorRT as in ATen."""

@@ -14,13 +14,11 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from pipeline.aten.own_ops import OPEN_MASK
-from pipeline.aten.types import aten
-from pipeline.converters.binding import cast_to_result, converts, fake_result
+from pipeline.converters.binding import aten, cast_to_result, converts, fake_result
 from pipeline.converters.decompositions import register_torch_trt_decomposition
 from pipeline.impl import base, elementwise_arithmetic, reduce
-from pipeline.impl.base import ITensor, Value
+from pipeline.impl.base import ITensor, Net, Value
 from pipeline.impl.shape import result_sizes
-from pipeline.network.net import Net
 
 prims = torch.ops.prims
 

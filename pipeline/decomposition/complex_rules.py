@@ -176,7 +176,7 @@ def equal(a: object, b: object) -> torch.Tensor:
     return result
 
 
-def divide_by_magnitude(z: Pair) -> Pair:
+def divide_by_magnitude(z: Pair) -> Argument:
     """Return z divided by its absolute value; 0 stays 0."""
     size = magnitude(z)
     return divide(z, torch.where(size == 0, 1.0, size))

@@ -154,6 +154,9 @@ class _UnusedSearch:
             return "a HIGH converter of the operator is used instead of it", "remove one of the two"
         if call.target is not op:
             return f"{qualified_name(call.target)}, a composite of {qualified_name(op)}, is not decomposed", ""
-        given = (self.choices.registered[op], op, call.args, call.kwargs, call.meta.get("val"))
-        reason = self.templates.find_or_reason(*given)
-        return (f"for {call.name}, {reason}", "") if isinstance(reason, str) else ("it leads back to itself", "")
+        own = self.choices.registered_for(op)
+        assert own is not None
+        found = self.templates.find_or_reason(own, op, call.args, call.kwargs, call.meta.get("val"))
+        if isinstance(found, str):
+            return f"for {call.name}, {found}", ""
+        return "its calls were folded into constants, or are in the decomposition of another call of it", ""

@@ -1,5 +1,7 @@
 """The table of retries after a failed torch.export; `exporter` tries the rows in order until an export succeeds.
-The logger `pipeline.export_fixes.exporter` names the row that succeeded."""
+
+`retries_as_text` returns the table as text; the logger `pipeline.export_fixes.exporter` names the row that succeeded.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ from pipeline.aten.types import Argument, Spec
 from pipeline.errors import CaptureError
 from pipeline.export_fixes import dynamic_shapes as ranges
 from pipeline.export_fixes.model_state import kept_state
+from pipeline.export_fixes.patching import align_columns
 from pipeline.export_fixes.restore_model_state import join_path
 from pipeline.export_fixes.runtime_asserts import checks
 
@@ -69,13 +72,14 @@ class Attempt:
     """One way to retry a failed torch.export: a row of the table `ATTEMPTS`.
 
     Attributes:
-        changes: text for the log: what the retry changes in the export.
+        when, changes: text for the table: after which failures the row applies, and what it changes in the export.
         applies: returns whether the retry may succeed where the first export failed.
         mode: the trace mode of the retry; None: the mode of the first export.
         shapes: returns the dynamic shapes to request, one after the other.
     """
 
     name: str
+    when: str
     changes: str
     applies: Callable[[FirstExport], bool]
     mode: TraceMode | None = None
@@ -114,6 +118,7 @@ def clear_stored_shapes(model: torch.nn.Module) -> Iterator[None]:
 
 NUMBERS: Final = Attempt(
     "numbers",
+    "the graph fixes an int that is computed from sizes",
     "Dynamo reads the bytecode",
     lambda first: first.can_retry_with_dynamo,
     "bytecode",
@@ -124,55 +129,69 @@ NUMBERS: Final = Attempt(
 ATTEMPTS: Final = (
     Attempt(
         "anew",
+        "the model stores the shape of a call",
         "the stored shape is cleared",
         lambda first: first.mode == "python" and bool(stored_shapes(first.model)),
         "anew",
     ),
     Attempt(
         "roomier",
+        "a size is 1 or 2",
         "the range is extended to 3",
         lambda first: True,
         shapes=lambda first: ranges.extend_two_size_ranges(first.shapes),
     ),
     Attempt(
         "bytecode first",
+        "torch specialized a dynamic size",
         "Dynamo reads the bytecode",
         lambda first: first.can_retry_with_dynamo and first.has_specialized_size,
         "bytecode",
     ),
     Attempt(
         "called",
+        "the model itself fails",
         "torch.compiler.is_exporting() is False in the model",
         lambda first: first.fails_in_model_code and not first.has_specialized_size,
         "called",
     ),
     Attempt(
         "comparing",
+        "the model itself fails",
         "the example decides where sizes of two inputs are compared",
         lambda first: first.fails_in_model_code and not first.has_specialized_size,
         "comparing",
     ),
     Attempt(
         "tied",
+        "torch needs dims of Inputs to be equal",
         "these dims share a Dim",
         lambda first: first.has_input_ranges and isinstance(first.error, UserError),
         shapes=lambda first: share_dims_reported_equal(first.error, first.shapes),
     ),
     Attempt(
         "relaxed",
+        "torch rejects a range",
         "torch may add conditions, such as s % 4 == 0",
         lambda first: not first.needs_narrower_ranges,
         shapes=lambda first: ranges.relax_ranges(first.shapes),
     ),
     Attempt(
         "bytecode",
+        "torch specialized no size",
         "Dynamo reads the bytecode",
         lambda first: first.can_retry_with_dynamo and not first.has_specialized_size,
         "bytecode",
     ),
-    Attempt("autograd", "torch traces below autograd", lambda first: first.mode == "python", "autograd"),
+    Attempt("autograd", "always", "torch traces below autograd", lambda first: first.mode == "python", "autograd"),
 )
 """The retries after an export that failed, in the order in which they are tried."""
+
+
+def retries_as_text() -> str:
+    """Return the table of retries as text: a line for each retry, with its condition and what it changes."""
+    rows = ((each.name, each.when, each.changes) for each in (NUMBERS, *ATTEMPTS))
+    return align_columns(("attempt", "tried if", "what it changes"), *rows)
 
 
 def share_dims_reported_equal(error: Argument, shapes: Spec) -> Iterator[Spec]:

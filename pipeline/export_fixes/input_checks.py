@@ -150,7 +150,7 @@ def _check_dim_entries(path: str, rank: int, spec: object) -> None:
     for dim, entry in entries.items():
         if not isinstance(dim, int) or not -rank <= dim < rank:
             raise ValueError(f"dynamic_shapes for {path} has dimension {dim!r}, but this input has rank {rank}")
-        if not (entry is None or isinstance(entry, int | Dim | type(Dim.AUTO))):
+        if not (entry is None or isinstance(entry, int | Dim | type(Dim.AUTO)) or hasattr(entry, "opt")):
             raise TypeError(f"dynamic_shapes for dimension {dim} of {path} is {entry!r}: expected {ENTRY_KINDS}")
 
 

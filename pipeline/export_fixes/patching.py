@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from attrs import define, field, frozen
@@ -32,6 +32,8 @@ PatchKind: TypeAlias = str
 _MAJOR, _MINOR = torch.__version__.split(".")[:2]
 VERSION = (int(_MAJOR), int(_MINOR))
 """The installed version of torch."""
+EXPIRES: Final = (2, 15)
+"""The first version of torch for which the replacements have not been checked yet."""
 
 _active_kinds: ContextVar[frozenset[PatchKind]] = ContextVar("pipeline traces", default=frozenset())
 
@@ -57,6 +59,8 @@ class Replacement:
             a model quantized by ModelOpt. Other packages use further kinds, such as ``"sharded"``.
         before: the first version of torch that does not need the patch; None: all versions need it.
         since: the first version of torch that needs the patch.
+        until: the version of torch for which the patch was not checked yet. With it a test fails, until a developer
+            deletes this `Replacement` or, if this torch needs the patch too, sets a later version.
         everywhere: whether all threads call our function, which must then check the calling thread itself.
     """
 
@@ -67,7 +71,20 @@ class Replacement:
     during: PatchKind = "trace"
     before: tuple[int, int] | None = None
     since: tuple[int, int] = (0, 0)
+    until: tuple[int, int] = EXPIRES
     everywhere: bool = False
+
+    @property
+    def target_name(self) -> Argument:
+        """The replaced operator, or the name of the replaced function; it identifies the patch in tables and tests."""
+        return self.owner if isinstance(self.owner, OpOverload) else self.name
+
+    @property
+    def versions(self) -> str:
+        """The versions of torch that need the replacement, as text."""
+        first = f"from {_dotted_version(self.since)}" if self.since > (0, 0) else ""
+        last = f"before {_dotted_version(self.before)}" if self.before is not None else ""
+        return " ".join(filter(None, (first, last))) or "all"
 
     @property
     def is_needed(self) -> bool:
@@ -116,6 +133,23 @@ class Replacement:
             return ours(theirs, *args, **kwargs) if is_patch_active(during) else theirs(*args, **kwargs)
 
         return always if self.everywhere else either
+
+
+def _dotted_version(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def replacements_as_text(table: Sequence[Replacement]) -> str:
+    """Return a table of replacements as text: each function, when it is replaced, for which torch versions, and why."""
+    heads = ("replaced", "during", "torch", "expires with", "torch without it")
+    rows = ((str(r.target_name), r.during, r.versions, _dotted_version(r.until), r.why) for r in table)
+    return align_columns(heads, *rows)
+
+
+def align_columns(*rows: Sequence[str]) -> str:
+    """Return rows of text as lines, with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 @define(eq=False)

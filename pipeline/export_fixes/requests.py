@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.export_fixes.error_attribution import Inputs
-from pipeline.export_fixes.input_checks import check_arguments, input_entries
+from pipeline.export_fixes.input_checks import check_arguments, check_dynamic_shapes
 from pipeline.frozen import FrozenDict
 from pipeline.inputs import Constant, Input, is_input
 from pipeline.shapes.environment import Range
@@ -88,7 +88,7 @@ def _merge_profile_entries(
     """Return ``dynamic_shapes`` that cover all profiles, and each profile's ranges; ``leaf_count``: of all inputs."""
     given = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
     for spec in profiles:
-        input_entries(model, given, spec)
+        check_dynamic_shapes(model, given, spec)
     wishes: list[list[ProfileRanges]] = [[] for _ in profiles]
     counter = iter(range(leaf_count))
 
@@ -127,8 +127,6 @@ def _ranges_over_profiles(
     profile, whose ranges are appended to the profile's list in ``profiles``; ``path``: the input's name."""
     ends_of_input = value.ranges if isinstance(value, Input) else [(size, size, size) for size in value.shape]
     sizes = [opt for _, opt, _ in ends_of_input]
-    for spec in specs:
-        _check_profile_entry(path, len(sizes), spec)
     found: dict[int, Any] = {}
     for dim, size in enumerate(sizes):
         entries = [_entry_of_dim(spec, dim, len(sizes)) for spec in specs]
@@ -146,17 +144,6 @@ def _ranges_over_profiles(
             why = f"profiles give {path} the size {most} in dimension {dim}, but its example has {size}"
             raise ValueError(f"{why}: pass an example with a size of the profiles")
     return found
-
-
-def _check_profile_entry(path: str, rank: int, spec: Spec) -> None:
-    """Raise an error if a profile's entry for an input is neither a dict by dim nor a list with an entry for each."""
-    if not isinstance(spec, Mapping | list | tuple | None):
-        raise TypeError(f"profiles have {spec!r} for {path}: pass a dict from dimensions to sizes, or None")
-    if isinstance(spec, list | tuple) and len(spec) != rank:
-        raise ValueError(f"profiles have {len(spec)} entries for {path}, but this input has rank {rank}")
-    dims = spec if isinstance(spec, Mapping) else ()
-    if odd := [dim for dim in dims if not isinstance(dim, int) or not -rank <= dim < rank]:
-        raise ValueError(f"profiles have dimension {odd[0]!r} for {path}, but this input has rank {rank}")
 
 
 def _entry_of_dim(spec: Spec, dim: int, rank: int) -> Any:

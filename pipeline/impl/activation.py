@@ -6,11 +6,9 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl.barriers import is_marked
-from pipeline.impl.base import ITensor, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Value, block
 from pipeline.impl.elementwise import add, arithmetic_dtype, binary, clamp, layer, where
 from pipeline.impl.unary import expm1, log1p, to_float32, to_floating
-from pipeline.network.net import Net
 from pipeline.trt import trt
 
 

@@ -7,8 +7,7 @@ import torch
 
 from pipeline.impl import attention_limits as limits
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block, network_query
+from pipeline.impl.base import ITensor, Net, Size, Value, block, network_query
 from pipeline.impl.elementwise import where
 from pipeline.impl.matmul import matmul, separate_transpose
 from pipeline.impl.reduce import reduce
@@ -16,7 +15,6 @@ from pipeline.impl.shape import as_size, bounds_of, expression, size_product, st
 from pipeline.impl.slice import narrow
 from pipeline.impl.softmax import softmax
 from pipeline.network.context import NetworkError, SymbolicInt
-from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
 from pipeline.trt import trt
 

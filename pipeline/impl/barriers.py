@@ -9,11 +9,8 @@ import torch
 from torch.fx.node import map_arg
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Value
-from pipeline.impl.block_decorators import block, network_query
+from pipeline.impl.base import ITensor, Net, SymbolicInt, Value, block, network_query
 from pipeline.impl.reduce import cumulative_sum
-from pipeline.network.context import SymbolicInt
-from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
 from pipeline.quirks.reduction_fusion import sizes_for_expand
 from pipeline.shapes.environment import shape_of

@@ -1,7 +1,7 @@
 """Provide helpers for all building blocks: constants, casts, ranks, shapes, and type promotion as in eager.
 
 A *tensor* argument may be an ``ITensor``, a CPU ``torch.Tensor`` or a Python number; a *size* may be an int, a
-``SymbolicInt`` or a 1-element ``ITensor``.
+``SymbolicInt`` or a 1-element ``ITensor``. The decorators of building blocks and `Net` are exported from here, too.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from pipeline.impl.block_decorators import block, network_query
+from pipeline.impl.block_decorators import block as block
+from pipeline.impl.block_decorators import network_query as network_query
 from pipeline.impl.expression import operation_of, solve_for_symbol, tensor_and_dim_of_size
-from pipeline.network.context import NetworkError, SymbolicInt, content_name
-from pipeline.network.net import Net
+from pipeline.network.context import NetworkError, content_name
+from pipeline.network.context import SymbolicInt as SymbolicInt
+from pipeline.network.net import Net as Net
 from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, is_host_int
 from pipeline.trt import to_torch, to_trt, trt

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 
 from pipeline.impl import barriers, base
-from pipeline.impl.base import ITensor, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Value, block
 from pipeline.impl.pool_windows import insert_zeros, pad_border
-from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES
 

@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Value, block
 from pipeline.impl.empty import separate_from_empty_dims
-from pipeline.network.net import Net
 from pipeline.trt import trt
 
 HALVES = (torch.float16, torch.bfloat16)

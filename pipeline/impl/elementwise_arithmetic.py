@@ -10,11 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Value, block
 from pipeline.impl.elementwise import arithmetic_dtype, binary, is_number, layer, logical, promote, where, wide_dtype
 from pipeline.impl.unary import is_negative, truncate
-from pipeline.network.net import Net
 from pipeline.trt import trt
 
 LARGEST_PRODUCT = 64

@@ -7,10 +7,8 @@ import torch
 from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl import reduce as _reduce
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Size, Value, block
 from pipeline.impl.index import iota, take
-from pipeline.network.net import Net
 
 
 @block

@@ -9,10 +9,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block, network_query
+from pipeline.impl.base import ITensor, Net, Size, Value, block, network_query
 from pipeline.impl.shape import bounds_of, expression
-from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES, trt
 

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Size, Value, block
 from pipeline.impl.shape import size_product
-from pipeline.network.net import Net
 from pipeline.trt import to_trt, trt
 
 

@@ -11,12 +11,10 @@ import torch
 
 from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block, network_query
+from pipeline.impl.base import ITensor, Net, Size, Value, block, network_query
 from pipeline.impl.index import flatten_indices, iota, merge_dims, take, wrap_negative_indices
 from pipeline.impl.scatter import scatter, scatter_reduce, scatter_rows
 from pipeline.impl.shape import bounds_of, concatenate, size_product, size_sum, strided_slice
-from pipeline.network.net import Net
 from pipeline.trt import trt
 
 CONSTANT = 1 << 16

@@ -19,15 +19,13 @@ from attrs import frozen
 from torch.utils._sympy.functions import FloorDiv
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Size, Value, block
 from pipeline.impl.elementwise import binary, where
 from pipeline.impl.loops import State, in_float32, run_steps, split_into_chunks
 from pipeline.impl.matmul import matmul
 from pipeline.impl.reduce import cumulative_sum, reduce
 from pipeline.impl.shape import as_size, bounds_of, expression
 from pipeline.impl.slice import narrow
-from pipeline.network.net import Net
 
 CHUNK: Final = 64
 """The number of tokens in a chunk: a head has this number squared of scores, and a sequential step covers a chunk."""

@@ -8,10 +8,8 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from pipeline.impl import base, slice
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Size, Value, block
 from pipeline.impl.shape import as_size, concatenate, expression, strided_slice
-from pipeline.network.net import Net
 from pipeline.trt import trt
 
 UNROLLED: Final = 8

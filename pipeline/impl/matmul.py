@@ -9,13 +9,10 @@ import torch
 
 from pipeline.impl import barriers, base
 from pipeline.impl.barriers import is_marked
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block, network_query
+from pipeline.impl.base import ITensor, Net, Size, SymbolicInt, Value, block, network_query
 from pipeline.impl.elementwise import HALVES, arithmetic_dtype, binary
 from pipeline.impl.reduce import reduce
 from pipeline.impl.shape import bounds_of, size_sum, strided_slice
-from pipeline.network.context import SymbolicInt
-from pipeline.network.net import Net
 from pipeline.quirks import is_avoided, matmul_neighbours
 from pipeline.trt import trt
 

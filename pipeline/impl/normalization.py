@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Value, block
 from pipeline.impl.reduce import reduce
 from pipeline.impl.shape import size_product
-from pipeline.network.net import Net
 from pipeline.trt import CAPABILITIES
 
 Shape = Sequence[int]

@@ -12,13 +12,11 @@ import numpy as np
 import torch
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, block
 from pipeline.impl.elementwise import arithmetic_dtype, layer, where
 from pipeline.impl.index import take
 from pipeline.impl.pool_windows import Windows, pad_border
 from pipeline.impl.reduce import extremum, reduce
-from pipeline.network.net import Net
 from pipeline.trt import trt
 
 

@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from attrs import evolve, frozen
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size
-from pipeline.impl.block_decorators import block
-from pipeline.network.net import Net
+from pipeline.impl.base import ITensor, Net, Size, block
 from pipeline.trt import trt
 
 
@@ -28,37 +25,27 @@ def combine_size(net: Net, operation: str, size: Size, number: int) -> Size:
 
 
 @block
-def slice_window(
-    net: Net,
-    x: ITensor,
-    start: Sequence[int],
-    shape: Sequence[Size],
-    stride: Sequence[int] | None = None,
-    fill: float | None = None,
-) -> ITensor:
-    """Slice ``shape`` elements from ``start`` on in every dim; elements outside of ``x`` are ``fill`` (if given)."""
+def slice_window(net: Net, x: ITensor, start: Sequence[int], shape: Sequence[Size]) -> ITensor:
+    """Slice ``shape`` elements from ``start`` on in every dim; elements outside of ``x`` are 0."""
     static = all(isinstance(s, int) for s in shape)
     sizes = tuple(shape) if static else (0,) * len(shape)
-    layer = net.add("slice", x, tuple(start), sizes, tuple(stride or (1,) * len(shape)))
+    layer = net.add("slice", x, tuple(start), sizes, (1,) * len(shape))
     if not static:
         layer.set_input(2, base.shape_tensor(net, shape))
-    if fill is not None:
-        layer.mode = trt.SampleMode.FILL
-        if fill:
-            layer.set_input(4, base.constant(net, torch.tensor(fill, dtype=base.dtype_of(x))))
+    layer.mode = trt.SampleMode.FILL
     return layer.get_output(0)
 
 
 @block
-def pad_border(net: Net, x: ITensor, pre: Sequence[int], post: Sequence[int], fill: float = 0.0) -> ITensor:
-    """Pad each of the last dims with ``fill``: by ``pre`` elements before and ``post`` elements after it."""
+def pad_border(net: Net, x: ITensor, pre: Sequence[int], post: Sequence[int]) -> ITensor:
+    """Pad each of the last dims with zeros: by ``pre`` elements before and ``post`` elements after it."""
     if not any(pre) and not any(post):
         return x
     leading = base.rank(x) - len(pre)
     before, after = [0] * leading + list(pre), [0] * leading + list(post)
     grown = [a + b for a, b in zip(before, after, strict=True)]
     shape = [combine_size(net, "SUM", s, g) for s, g in zip(base.sizes(net, x), grown, strict=True)]
-    return slice_window(net, x, [-b for b in before], shape, fill=fill)
+    return slice_window(net, x, [-b for b in before], shape)
 
 
 @block
@@ -68,7 +55,7 @@ def insert_zeros(net: Net, x: ITensor, spacing: Sequence[int]) -> ITensor:
     sizes = base.sizes(net, x)
     cells = base.unsqueeze(net, x, [leading + 2 * i + 1 for i in range(len(spacing))])
     pairs = [s for size, space in zip(sizes[leading:], spacing, strict=True) for s in (size, space)]
-    cells = slice_window(net, cells, [0] * (leading + len(pairs)), [*sizes[:leading], *pairs], fill=0.0)
+    cells = slice_window(net, cells, [0] * (leading + len(pairs)), [*sizes[:leading], *pairs])
     wide = [combine_size(net, "PROD", size, space) for size, space in zip(sizes[leading:], spacing, strict=True)]
     return base.reshape(net, cells, [*sizes[:leading], *wide])
 

@@ -10,9 +10,8 @@ import torch
 
 from pipeline.aten.quantized import TYPES, is_packed
 from pipeline.impl import base, elementwise
-from pipeline.impl.base import ITensor, Value
-from pipeline.impl.block_decorators import block as building_block
-from pipeline.network.net import Net
+from pipeline.impl.base import ITensor, Net, Value
+from pipeline.impl.base import block as building_block
 from pipeline.trt import to_trt, trt, trt_dtype
 
 NAMES: Final = MappingProxyType(

@@ -8,13 +8,11 @@ from attrs import frozen
 
 from pipeline.impl import base, slice
 from pipeline.impl.activation import activation, separate_from_matmul
-from pipeline.impl.base import ITensor, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Value, block
 from pipeline.impl.elementwise import binary, where
 from pipeline.impl.loops import State, run_steps, stack
 from pipeline.impl.matmul import linear
 from pipeline.impl.shape import concatenate
-from pipeline.network.net import Net
 
 
 @frozen

@@ -16,14 +16,11 @@ import numpy as np
 import torch
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Size, SymbolicInt, Value, block
 from pipeline.impl.elementwise import arithmetic_dtype, compare, compare_or_equal, layer, logical_not, where, wide_dtype
 from pipeline.impl.empty import may_leave_results_unwritten
 from pipeline.impl.shape import arange, bounds_of, concatenate, expression, size_product, strided_slice
 from pipeline.impl.unary import to_float32
-from pipeline.network.context import SymbolicInt
-from pipeline.network.net import Net
 from pipeline.trt import trt
 
 Dims = Sequence[int] | int | None

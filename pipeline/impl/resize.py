@@ -12,11 +12,9 @@ import torch
 from attrs import frozen
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Size, block
 from pipeline.impl.index import take
 from pipeline.impl.reduce import reduce
-from pipeline.network.net import Net
 from pipeline.trt import trt
 
 INTERPOLATION = ("LINEAR", "NEAREST", "CUBIC")

@@ -11,13 +11,10 @@ import torch
 from pipeline.impl import base
 from pipeline.impl import elementwise as _elementwise
 from pipeline.impl import reduce as _reduce
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Size, SymbolicInt, Value, block
 from pipeline.impl.empty import may_be_zero
 from pipeline.impl.index import iota
 from pipeline.impl.shape import bounds_of, expression, size_product, size_sum, strided_slice
-from pipeline.network.context import SymbolicInt
-from pipeline.network.net import Net
 from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES, trt
 

@@ -9,14 +9,12 @@ from typing import Final
 from torch.utils._sympy.functions import FloorDiv
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Size, Value, block
 from pipeline.impl.elementwise import binary
 from pipeline.impl.loops import State, in_float32, run_steps, split_into_chunks
 from pipeline.impl.reduce import reduce
 from pipeline.impl.shape import as_size, bounds_of, expression, strided_slice
 from pipeline.impl.slice import narrow
-from pipeline.network.net import Net
 
 AT_ONCE: Final = 1024
 """The maximum number of tokens that form a single chunk; the state of each token is stored in memory."""

@@ -10,10 +10,7 @@ import sympy
 import torch
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block, network_query
-from pipeline.network.context import SymbolicInt
-from pipeline.network.net import Net
+from pipeline.impl.base import ITensor, Net, Size, SymbolicInt, Value, block, network_query
 from pipeline.shapes.environment import bounds, shape_of
 from pipeline.trt import to_trt, trt
 

@@ -8,12 +8,9 @@ from collections.abc import Sequence
 import sympy
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block, network_query
+from pipeline.impl.base import ITensor, Net, Size, SymbolicInt, Value, block, network_query
 from pipeline.impl.empty import may_be_zero
 from pipeline.impl.shape import as_size, bounds_of, expression, negate, size_product, size_sum, strided_slice
-from pipeline.network.context import SymbolicInt
-from pipeline.network.net import Net
 
 
 @block

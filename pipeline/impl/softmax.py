@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, block
 from pipeline.impl.reduce import reduce
-from pipeline.network.net import Net
 
 
 @block

@@ -7,13 +7,11 @@ import math
 import torch
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Size, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Size, Value, block
 from pipeline.impl.elementwise import arithmetic_dtype, layer, where
 from pipeline.impl.index import gather
 from pipeline.impl.reduce import any_nan
 from pipeline.impl.shape import strided_slice
-from pipeline.network.net import Net
 from pipeline.trt import trt
 
 MAX_K = 3840

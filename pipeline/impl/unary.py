@@ -7,10 +7,8 @@ import math
 import torch
 
 from pipeline.impl import base
-from pipeline.impl.base import ITensor, Value
-from pipeline.impl.block_decorators import block
+from pipeline.impl.base import ITensor, Net, Value, block
 from pipeline.impl.elementwise import arithmetic_dtype, layer, logical_not, where, wide_dtype
-from pipeline.network.net import Net
 
 
 @block

@@ -10,10 +10,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
 from pipeline.converters.matmul import einsum
-from pipeline.improvements.rewriting import FLOATS, Node, Rewriting, aten, dtype_of, improvement, rank_of
+from pipeline.improvements.rewriting import FLOATS, Node, Rewriting, argument, aten, dtype_of, improvement, rank_of
 from pipeline.shapes.environment import shape_of
 
 LARGE: Final = 1 << 20

@@ -8,9 +8,8 @@ import math
 import torch
 from attrs import frozen
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import CallBuilder, Node, Rewriting, aten, dtype_of, improvement, rank_of
+from pipeline.improvements.rewriting import CallBuilder, Node, Rewriting, argument, aten, dtype_of, improvement, rank_of
 from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, shape_of
 

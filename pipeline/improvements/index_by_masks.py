@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import Node, Rewriting, aten, dtype_of, improvement, is_item, rank_of
+from pipeline.improvements.rewriting import Node, Rewriting, argument, aten, dtype_of, improvement, is_item, rank_of
 from pipeline.shapes.environment import shape_of
 
 POSITIONS = (aten.where.default, aten.nonzero_numpy.default)

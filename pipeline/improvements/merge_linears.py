@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.naming import module_path
-from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, rank_of
+from pipeline.improvements.rewriting import Node, Rewriting, argument, aten, improvement, is_output, rank_of
 
 
 @improvement(after="exact_convolutions")

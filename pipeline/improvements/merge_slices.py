@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import is_pointwise
 from pipeline.aten.traits import CONTRACTIONS, Kind, has_explicit_sizes, op_kind
 from pipeline.aten.types import Argument
 from pipeline.improvements.push_down_slices import argument_row_dims
-from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output, rank_of, source_of
+from pipeline.improvements.rewriting import Node, Rewriting, argument, aten, improvement, is_output, rank_of, source_of
 
 MOVES = (Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES, Kind.REPEATS, Kind.SELECTS, Kind.MIXES, Kind.WRITES)
 BEHIND = frozenset(CONTRACTIONS + MOVES)

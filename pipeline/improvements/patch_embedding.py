@@ -6,9 +6,7 @@ import math
 
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from pipeline.aten.arguments import argument
-from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import CallBuilder, Node, Rewriting, aten, improvement, rank_of
+from pipeline.improvements.rewriting import Argument, CallBuilder, Node, Rewriting, argument, aten, improvement, rank_of
 
 LARGE = 64
 """The minimum number of elements for which a convolution kernel counts as large."""

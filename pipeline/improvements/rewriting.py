@@ -13,10 +13,11 @@ from attrs import frozen
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from pipeline.aten import graphs
-from pipeline.aten.arguments import argument
+from pipeline.aten.arguments import argument as argument
 from pipeline.aten.naming import origin_of
 from pipeline.aten.traits import Kind, op_kind
-from pipeline.aten.types import Argument, Function, Target
+from pipeline.aten.types import Argument as Argument
+from pipeline.aten.types import Function, Target
 from pipeline.capture.fake_tensors import fake_mode, fake_result, fake_result_key
 from pipeline.converters import DECOMPOSITIONS
 from pipeline.converters.attention import is_slow_attention
@@ -25,7 +26,8 @@ from pipeline.converters.user_registrations import UserRegistrations
 from pipeline.decomposition.fold import NEVER_FOLDED, fold_constants, is_pure
 from pipeline.decomposition.templates import Templates, argument_nodes
 from pipeline.program import Program
-from pipeline.shapes.environment import expression, shape_of
+from pipeline.shapes.environment import expression
+from pipeline.shapes.environment import shape_of as shape_of
 
 aten = torch.ops.aten
 Node: TypeAlias = torch.fx.Node

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import torch
 from attrs import frozen
 
-from pipeline.aten.arguments import argument
 from pipeline.frozen import FrozenDict
-from pipeline.improvements.rewriting import CallBuilder, Node, Rewriting, aten, dtype_of, improvement, rank_of
+from pipeline.improvements.rewriting import CallBuilder, Node, Rewriting, argument, aten, dtype_of, improvement, rank_of
 from pipeline.quirks import is_avoided
 from pipeline.shapes.environment import bounds, shape_of
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.aten.arguments import argument
-from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
+from pipeline.improvements.rewriting import Node, Rewriting, argument, aten, improvement, rank_of
 
 PRODUCTS = (aten.addmm.default, aten.mm.default, aten.matmul.default)
 

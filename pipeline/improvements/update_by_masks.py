@@ -7,13 +7,10 @@ from attrs import field, frozen
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_flatten
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.op_predicates import branch_only_reason, is_pointwise
 from pipeline.aten.traits import Kind, op_kind
-from pipeline.aten.types import Argument
 from pipeline.improvements.index_by_masks import is_mask_of_leading_dims
-from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, rank_of
-from pipeline.shapes.environment import shape_of
+from pipeline.improvements.rewriting import Argument, Node, Rewriting, argument, aten, improvement, rank_of, shape_of
 
 DEEPEST = 16
 """The maximum number of consecutive operators between the masked read and the masked write."""

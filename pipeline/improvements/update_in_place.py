@@ -11,13 +11,12 @@ import math
 from attrs import evolve, frozen
 from torch.fx.node import map_arg
 
-from pipeline.aten.arguments import argument
 from pipeline.aten.graphs import results_of
 from pipeline.aten.kv_cache_ops import CACHE_UPDATE, CACHE_WRITE
 from pipeline.capture.fake_tensors import suppress_guards
 from pipeline.frozen import FrozenDict
 from pipeline.impl.scatter import CACHE_DTYPES
-from pipeline.improvements.rewriting import Node, Rewriting, aten, improvement, is_output
+from pipeline.improvements.rewriting import Node, Rewriting, argument, aten, improvement, is_output
 from pipeline.improvements.writes import match_index_copy, match_write
 from pipeline.program import Output
 from pipeline.shapes.environment import Expr, shape_of

@@ -12,8 +12,7 @@ from attrs import frozen
 from pipeline.aten.arguments import argument, bind
 from pipeline.aten.graphs import Steps, evaluate_recursively
 from pipeline.aten.traits import Kind, op_kind
-from pipeline.aten.types import Argument
-from pipeline.improvements.rewriting import Node, Rewriting, aten, both_orders, dtype_of, rank_of
+from pipeline.improvements.rewriting import Argument, Node, Rewriting, aten, both_orders, dtype_of, rank_of
 from pipeline.program import READS_DATA
 from pipeline.shapes.environment import Expr, Shape, expression, shape_of
 

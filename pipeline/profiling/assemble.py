@@ -53,8 +53,8 @@ def assemble_profile(compiled: Compiled, measured: MeasuredTimes) -> Profile:
     return Profile(
         segments=segments,
         nodes=tuple(_node_times(compiled, segments)),
-        call=_median(measured.calls),
-        graph=_median(measured.graphs) if measured.graphs else None,
+        call=median(measured.calls or [0.0]),
+        graph=median(measured.graphs) if measured.graphs else None,
         no_graph=measured.no_graph,
         runs=len(measured.calls),
         gpu=measured.gpu,
@@ -63,12 +63,8 @@ def assemble_profile(compiled: Compiled, measured: MeasuredTimes) -> Profile:
     )
 
 
-def _median(times: Sequence[float]) -> float:
-    return median(times) if times else 0.0
-
-
 def _segment_time(compiled: Compiled, segment: Segment, measured: MeasuredTimes) -> SegmentTime:
-    whole = _median(measured.segments.get(segment.name, ()))
+    whole = median(measured.segments.get(segment.name) or [0.0])
     if segment.kind == "torch":
         only = LayerTime(segment.name, whole, tuple(_names_of_operators(compiled, segment.nodes)), "segment")
         return SegmentTime(segment.name, "pytorch", whole, (only,), "events")

@@ -78,11 +78,8 @@ def time_rows(rows: Sequence[tuple[str, float]], runs: Sequence[Sequence[Span]])
     if assigned is None:
         return None
     by_row = [[kernel for kernel, row in zip(kernels, assigned, strict=True) if row == i] for i in range(len(rows))]
-    found = tuple(
-        (tuple(name for name, _ in kernels_of_row), sum(taken for _, taken in kernels_of_row))
-        for kernels_of_row in by_row
-    )
-    return RowTimes(found, median(map(_gap_milliseconds, alike)))
+    found = ((tuple(name for name, _ in own), sum(taken for _, taken in own)) for own in by_row)
+    return RowTimes(tuple(found), median(map(_gap_milliseconds, alike)))
 
 
 def most_common_runs(runs: Sequence[Sequence[T]], name_of: Callable[[T], str]) -> list[Sequence[T]]:
@@ -126,11 +123,8 @@ def assign_kernels(rows: Sequence[tuple[str, float]], kernels: Sequence[tuple[st
         count = best[i + 1][position][1]
         assigned[:0] = [i] * count
         position -= count
-    return (
-        None
-        if any(_is_of_other_row(rows[row][0], name) for row, (name, _) in zip(assigned, kernels, strict=True))
-        else assigned
-    )
+    pairs = zip(assigned, kernels, strict=True)
+    return None if any(_is_of_other_row(rows[row][0], name) for row, (name, _) in pairs) else assigned
 
 
 def _assignment_cost(row: tuple[str, float], kernels: Sequence[tuple[str, float]]) -> float:

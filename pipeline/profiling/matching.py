@@ -107,7 +107,8 @@ def _align_steps(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kern
     placed = {i: by_place.get((int(place[1]), kernel_stem(row))) for i, row, place in numbers if place is not None}
     kernels = [step for step in steps if step.kind not in STREAMS | SIZES]
     keys = {kernel_stem(kernel.name): _kernel_key(kernel) for kernel in kernels}
-    ran, planned = [_row_key(row, keys) for row in rows], [_kernel_key(kernel) for kernel in kernels]
+    ran = [keys.get(kernel_stem(row)) or (PRODUCT if _LIBRARY.search(row) else row) for row in rows]
+    planned = [_kernel_key(kernel) for kernel in kernels]
     blocks = SequenceMatcher(None, ran, planned, autojunk=False).get_matching_blocks()
     alike = {block.a + i: kernels[block.b + i] for block in blocks for i in range(block.size)}
     return alike | {i: step for i, step in placed.items() if step is not None}
@@ -116,13 +117,6 @@ def _align_steps(rows: Sequence[str], steps: Sequence[Kernel]) -> dict[int, Kern
 def kernel_stem(name: str) -> str:
     """Return a kernel's name without the hash and number that TensorRT appends (``_0x31bf89da…``, ``_myl0_3``)."""
     return _INSTANCE.sub("", name, count=1)
-
-
-def _row_key(row_name: str, keys: Mapping[str, str]) -> str:
-    """Return the key that a profiler row is aligned by, which equals that of its kernel (`_kernel_key`). ``keys``: the
-    keys of kernels by `kernel_stem`, where a row's name is looked up. If it is not found, the key is ``product`` for a
-    name that contains ``gemm``, ``conv`` or the like, else the name itself."""
-    return keys.get(kernel_stem(row_name)) or (PRODUCT if _LIBRARY.search(row_name) else row_name)
 
 
 def _kernel_key(kernel: Kernel) -> str:

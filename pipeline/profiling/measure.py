@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from attrs import define, field, frozen
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
 from pipeline.aten.types import Leaf
 from pipeline.compiled import Compiled, CompiledModule
@@ -62,18 +62,21 @@ def measure_profile(
     return assemble_profile(compiled, measured)
 
 
-def _copy_to_gpu(values: Any) -> Any:
+def _copy_to_gpu(value: object) -> object:
+    return value.detach().to("cuda", copy=True) if isinstance(value, torch.Tensor) else value
+
+
+def _copy_inputs(values: Any) -> Any:
     """Return a tuple of the positional inputs, or a dict of the keyword inputs, with copies of tensors on the GPU."""
-    inputs = dict(values) if isinstance(values, Mapping) else tuple(values)
-    return tree_map_only(torch.Tensor, lambda x: x.detach().to("cuda", copy=True), inputs)
+    return tree_map(_copy_to_gpu, dict(values) if isinstance(values, Mapping) else tuple(values))
 
 
 @frozen
 class Call:
     """A call of a program that can be repeated: it has its own copies of the inputs on the GPU."""
 
-    args: Sequence[object] = field(converter=_copy_to_gpu)
-    kwargs: Mapping[str, object] = field(converter=_copy_to_gpu)
+    args: Sequence[object] = field(converter=_copy_inputs)
+    kwargs: Mapping[str, object] = field(converter=_copy_inputs)
 
     def __call__(self, module: CompiledModule) -> object:
         """Call the module with the copied inputs."""

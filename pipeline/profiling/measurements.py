@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from attrs import field, frozen
@@ -13,7 +13,6 @@ from pipeline.compiled import Compiled
 from pipeline.frozen import FrozenDict
 from pipeline.network.canonical import canonical
 from pipeline.program import text_digest
-from pipeline.settings import CompilationSettings
 
 Milliseconds: TypeAlias = "tuple[float, float | None]"
 """The measured milliseconds of a program in TensorRT and in PyTorch; None if it was not measured in PyTorch."""
@@ -39,27 +38,17 @@ def merge_slowest(by_rank: Sequence[Mapping[str, Milliseconds]]) -> Mapping[str,
     return merged
 
 
-class Measurements(Protocol):
-    """A store of the measured times of programs and engines, by `Keys`."""
+@frozen
+class Measurements:
+    """A store of the measured times of programs and engines, by `Keys`; this one is always empty, others extend it."""
 
     def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
         """Return, by key (a value in `Keys`), the times measured on the current model of GPU. Without a GPU, or if
         ``targets`` (compute capabilities) lack its own: those of the only stored GPU model that has the one target."""
-
-    def save(self, measured: Mapping[str, Milliseconds]) -> None:
-        """Save measured times for the current GPU; times that are already saved are not replaced."""
-
-
-@frozen
-class NoMeasurements:
-    """A store of measured times that is always empty."""
-
-    def load(self, targets: Sequence[str]) -> Mapping[str, Milliseconds]:
-        """Return no times."""
         return {}
 
     def save(self, measured: Mapping[str, Milliseconds]) -> None:
-        """Save nothing."""
+        """Save measured times for the current GPU; times that are already saved are not replaced."""
 
 
 @frozen
@@ -81,17 +70,13 @@ class Keys:
     def of(cls, compiled: Compiled, profile: int | None = None, alternative: str = "program") -> Keys:
         """Return the keys of a program or of one of its optimization profiles (by index). ``alternative``: what runs in
         PyTorch in the alternative that is timed too (``program``: all of it); the text is part of the program's key."""
-        prefix = "\n".join([_settings_text(compiled.settings), *([] if profile is None else [f"profile {profile}"])])
+        changed = [f"{name}={v}" for name, v in compiled.settings.changed().items() if name not in WITHOUT_EFFECT]
+        backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+        precisions = [str(backend.fp32_precision) for backend in backends]
+        prefix = "\n".join([*changed, *precisions, *([] if profile is None else [f"profile {profile}"])])
         rows = zip(compiled.partitioned.engine_segments, compiled.networks, strict=True)
         segments = [(segment, network) for segment, network in rows if segment.runs_in(profile)]
         texts = {n.name: canonical(n, BuildOrder.for_segment(s, n, compiled.settings).sizes).text for s, n in segments}
         engines = {name: text_digest(f"{prefix}\nengine\n{text}") for name, text in texts.items()}
         captured = compiled.program.source or compiled.program
         return cls(text_digest(f"{prefix}\n{alternative}\n{captured}"), FrozenDict(engines))
-
-
-def _settings_text(settings: CompilationSettings) -> str:
-    """Return, as text, the settings that affect measured times, including PyTorch's settings for float32 matmuls."""
-    changed = (f"{name}={value}" for name, value in settings.changed().items() if name not in WITHOUT_EFFECT)
-    backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    return "\n".join([*changed, *(str(each.fp32_precision) for each in backends)])

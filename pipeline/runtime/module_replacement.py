@@ -53,7 +53,7 @@ class InPlace:
 
 def in_place_of(model: M, runner: CompiledModule) -> M:
     """Return an object of the module's class that runs a compiled program: see `Compiled.in_place_of`."""
-    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | CompiledModule):
+    if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule | CompiledModule | InPlace):
         raise TypeError(f"in_place_of takes the nn.Module that was compiled, got {kind_of(model)}")
     kind, (positional, named) = type(model), child_specs(runner.program.in_spec)
     signature = inspect.signature(model.forward)

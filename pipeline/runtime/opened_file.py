@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import BinaryIO, NoReturn
 
@@ -23,6 +24,7 @@ class OpenedFile:
     def __init__(self, file: BinaryIO, name: str, verify: Callable[[], bool]) -> None:
         self.file, self.name, self.verify = file, name, verify
         self.lock = threading.Lock()
+        weakref.finalize(self, file.close)  # else Python warns of a file that was not closed
         self.state = self._size_and_time()
 
     def check(self) -> None:

@@ -8,7 +8,6 @@ before ``decompose``, where norms and attention are still single operators.
 
 from __future__ import annotations
 
-import logging
 from functools import reduce
 from typing import Any
 
@@ -33,8 +32,6 @@ from pipeline.improvements.precision import (
 )
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.recipes import qualified_name
-
-log = logging.getLogger(__name__)
 
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, *HALVES)

@@ -24,7 +24,7 @@ from pipeline.compose.stage_signature import AnyStage
 from pipeline.converters.declare import Rejection
 from pipeline.errors import PipelineError
 from pipeline.profiling.measure import Call
-from pipeline.profiling.measurements import Keys, Measurements, Milliseconds, NoMeasurements, merge_slowest
+from pipeline.profiling.measurements import Keys, Measurements, Milliseconds, merge_slowest
 from pipeline.profiling.segment_costs import SegmentCost, segment_costs
 from pipeline.program import Program, make_port
 from pipeline.runtime.collective_calls import collectives_by_profile, runs_without_ranks, without_communication
@@ -107,7 +107,7 @@ class Choose:
     """
 
     timer: Timer = field(default=measure_segments, repr=False)
-    kept: Measurements = field(default=NoMeasurements(), repr=False)
+    kept: Measurements = field(default=Measurements(), repr=False)
     earlier_stages: tuple[AnyStage, ...] = field(default=(), eq=False, repr=False, kw_only=True)
     name: str = field(default="choose", kw_only=True)
 

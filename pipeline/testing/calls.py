@@ -105,10 +105,8 @@ class TensorSpec:
 
     def __repr__(self) -> str:
         shape = f"({', '.join(map(repr, self.shape))}{',' if len(self.shape) == 1 else ''})"
-        changed = _changed_fields(self, "values", "constant", "seed")
-        return _constructor_source(
-            "TensorSpec", [shape, *([] if self.dtype == torch.float32 else [repr(self.dtype)])], changed
-        )
+        dtype = [] if self.dtype == torch.float32 else [repr(self.dtype)]
+        return _constructor_source("TensorSpec", [shape, *dtype], _changed_fields(self, "values", "constant", "seed"))
 
 
 def argument_value(argument: object, sizes: Mapping[str, object]) -> Leaf:

@@ -133,9 +133,8 @@ def describe_difference(expected: Expected, index: int, result: torch.Tensor, ex
     exact = eager.double() if exact is None or not exact.is_floating_point() else exact
     row = tolerance_for(expected.call.target, result.dtype)
     row = row.for_complex_results() if expected.pairs[index : index + 1] == (True,) else row
-    wrong = _wrong_elements(
-        result.double(), eager.double(), exact, _allowed_error(row, expected, index, exact, result.dtype, executor)
-    )
+    allowed = _allowed_error(row, expected, index, exact, result.dtype, executor)
+    wrong = _wrong_elements(result.double(), eager.double(), exact, allowed)
     fault = _show_first_wrong(wrong, result, eager, exact)
     if fault or not row.signed_zeros or row.scale != "element":
         return fault

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 import hypothesis
+from toolz import pipe
 
 from pipeline.aten.types import Function, Operator, Target
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
@@ -66,9 +67,8 @@ def check_decomposition(
         call_program = build_call_program(call, settings or CompilationSettings())
         program = run_or_fail("decomposes", call, lambda: stage(call_program.program))
         _check_operators(call, program, required, banned)
-        compiled = run_or_fail(
-            "converts", call, lambda: refit_map(unbuilt(convert(avoid_faults(partition(validate(program))))))
-        )
+        stages = (validate, partition, avoid_faults, convert, unbuilt, refit_map)
+        compiled = run_or_fail("converts", call, lambda: pipe(program, *stages))
         compare_with_eager(call, call_program, compiled, "reference")
 
     for call in calls:

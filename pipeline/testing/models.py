@@ -16,6 +16,7 @@ from torch.export import Dim
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from pipeline.artifact.engine_cache_stage import cached, engine_requests
+from pipeline.artifact.engine_store import DiskStore, EngineStore
 from pipeline.artifact.load import load
 from pipeline.aten.types import Argument, Leaf, Spec
 from pipeline.capture.capture import capture
@@ -168,7 +169,7 @@ def check_model(
     model = _parse_model(make, args, kwargs, sizes, entry)
     compile = default(**settings)
     compile = compile if partition is None else compile.replace("partition", partition)
-    compiled = _compile_twice(model, compile, entry, _Store() if build else None)
+    compiled = _compile_twice(model, compile, entry, build)
     compiled = _save_and_load(compiled) if saved else compiled
     _check_segments(compiled)
     for executor in executors or default_executors(build):
@@ -208,19 +209,19 @@ def _capture(model: Model, settings: CompilationSettings, entry: Entry) -> tuple
     return capture(exported, settings=settings), [*before, Snapshot.take(exported.state_dict, exported)]
 
 
-def _compile_twice(
-    model: Model, compile: Pipeline[Program, Compiled], entry: Entry, store: _Store | None = None
-) -> Compiled:
+def _compile_twice(model: Model, compile: Pipeline[Program, Compiled], entry: Entry, build: bool) -> Compiled:
     """Compile the model twice, captured as ``entry`` says (see `check_model`); check that networks are equal and the
-    model and its inputs unchanged; return the compiled program. It has engines if ``store`` is an engine cache."""
-    compile = compile.replace("build", unbuilt if store is None else cached(store))
+    model and its inputs unchanged; return the compiled program. ``build``: with engines, which it reads from a cache.
+    """
     try:
         program, before = _capture(model, compile.settings, entry)
         text = str(program)
-        compiled: Compiled = compile(program)
-        again = compile.until("convert")(program)
-        list(engine_requests(again))  # each can be cached
-        compiled = compiled if store is None else _with_cached_engines(compiled, again, store)
+        with tempfile.TemporaryDirectory() as folder:
+            store = DiskStore(folder)
+            compiled: Compiled = compile.replace("build", cached(store) if build else unbuilt)(program)
+            again = compile.until("convert")(program)
+            list(engine_requests(again))  # each can be cached
+            compiled = _with_cached_engines(compiled, again, store) if build else compiled
     except (CaptureError, ModelError):
         raise
     except Exception as error:
@@ -234,30 +235,18 @@ def _compile_twice(
     return compiled
 
 
-class _Store(dict[str, bytes]):
-    """An engine store in memory."""
+def _with_cached_engines(compiled: Compiled, converted: Converted, store: EngineStore) -> Compiled:
+    """Return the program with its engines from the engine cache that they were saved in. ``converted``: the same
+    program, converted again."""
 
-    def load(self, key: str) -> bytes | None:
-        """Return the entry of a key, or None."""
-        return self.get(key)
+    def fail_to_find(missing: Converted) -> Built:
+        names = ", ".join(network.name for network in missing.networks)
+        raise ModelError("cached", f"the engine cache does not have {names}, although it was built with this cache")
 
-    def save(self, key: str, data: bytes) -> None:
-        """Save an entry."""
-        self[key] = data
-
-
-def _with_cached_engines(compiled: Compiled, converted: Converted, store: _Store) -> Compiled:
-    """Return the program with engines from the engine cache in which its engines were saved when they were built.
-    ``converted``: the same program, converted again. The cache must have all engines, with the same plans."""
-    built = cached(store, _fail_to_find)(converted)
+    built = cached(store, fail_to_find)(converted)
     if [engine.digest for engine in built.engines] != [engine.digest for engine in compiled.engines]:
         raise ModelError("cached", "the engine cache returns other engines than were built")
     return evolve(compiled, engines=built.engines)
-
-
-def _fail_to_find(converted: Converted) -> Built:
-    names = ", ".join(network.name for network in converted.networks)
-    raise ModelError("cached", f"the engine cache does not have {names}, though the same program was built with it")
 
 
 def _save_and_load(compiled: Compiled) -> Compiled:

@@ -25,7 +25,7 @@ from pipeline.export_fixes.fake_device_copy import ensure_cuda_device_guard
 from pipeline.export_fixes.patch_contexts import patch_for_device, patch_for_export
 from pipeline.frozen import FrozenDict
 from pipeline.program import Output, Program, make_port
-from pipeline.recipes import Recipe, parameter_recipe
+from pipeline.recipes import parameter_recipe
 from pipeline.settings import CompilationSettings
 from pipeline.shapes.environment import Range, ShapeEnvironment, expression, shape_of
 from pipeline.testing.calls import Call, Size, TensorSpec, dim_size
@@ -210,21 +210,16 @@ def first_difference(program: Program, other: Program) -> str:
 
 
 def _node_rows(program: Program) -> Iterator[tuple[str, ...]]:
-    """Yield texts for each node: its target or constant, its arguments by index, its value's dtype and shape."""
+    """Yield texts for each node: its target, or its constant's recipe with steps as ``%0``, ``%1``, …; its arguments by
+    index; and its value's dtype and shape."""
     indices: dict[torch.fx.Node, str] = {}
     for node in program.graph.nodes:
         recipe = program.constants.get(node.name)
-        called = str(node.target) if recipe is None else _recipe_text(recipe)
+        called = str(node.target) if recipe is None else f"{recipe.dtype} {recipe}"
+        for index, step in enumerate(recipe.steps if recipe is not None else ()):
+            called = re.sub(rf"\b{re.escape(step.name)}\b", f"%{index}", called)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), indices.__getitem__)
         shown = tree_map_only(torch.device, lambda device: "a device", (args, kwargs))
         indices[node] = f"%{len(indices)}"
         values = tree_map_only(torch.Tensor, lambda x: f"{x.dtype}{[str(d) for d in x.shape]}", node.meta.get("val"))
         yield node.op, called, str(shown), str(values)
-
-
-def _recipe_text(recipe: Recipe) -> str:
-    """Return a recipe (how a constant is computed from parameters) as text, with its steps renamed ``%0``, ``%1``, …"""
-    text = f"{recipe.dtype} {recipe}"
-    for index, step in enumerate(recipe.steps):
-        text = re.sub(rf"\b{re.escape(step.name)}\b", f"%{index}", text)
-    return text

@@ -31,12 +31,6 @@ CALLS_PER_ROUND = 10
 """The number of calls that Hypothesis generates in one round. After ten calls it mostly generates variations of earlier
 ones, which find few errors."""
 
-_HYPOTHESIS_OPTIONS: dict[str, Any] = {
-    "deadline": None,
-    "report_multiple_bugs": False,
-    "suppress_health_check": [hypothesis.HealthCheck.too_slow],
-}
-
 
 @define
 class Tally:
@@ -125,10 +119,13 @@ def check_target(
 
 def run_on_random_calls(strategy: Strategy, run: Callable[[Call], None], profile: hypothesis.settings) -> None:
     """Call a function with ``profile.max_examples`` random calls from a strategy."""
+    slow = [hypothesis.HealthCheck.too_slow]
     for number in range(0, profile.max_examples, CALLS_PER_ROUND):
         count = min(CALLS_PER_ROUND, profile.max_examples - number)
 
-        @hypothesis.settings(profile, max_examples=count, **_HYPOTHESIS_OPTIONS)
+        @hypothesis.settings(
+            profile, max_examples=count, deadline=None, report_multiple_bugs=False, suppress_health_check=slow
+        )
         @hypothesis.given(strategy)
         def run_round(call: Call) -> None:
             run(call)

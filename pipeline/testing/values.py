@@ -25,9 +25,8 @@ def _floats_between(low: float, high: float) -> CreateValues:
 
 def _ints_up_to(most: int) -> CreateValues:
     """Return a function that creates random integers of magnitude up to ``most``, also negative in signed dtypes."""
-    return lambda shape, dtype, generator: _ints_between(0 if dtype == torch.uint8 else -most, most)(
-        shape, dtype, generator
-    )
+    signed, unsigned = _ints_between(-most, most), _ints_between(0, most)
+    return lambda shape, dtype, generator: (unsigned if dtype == torch.uint8 else signed)(shape, dtype, generator)
 
 
 def _per_dtype(floats: CreateValues, others: CreateValues) -> CreateValues:
@@ -102,11 +101,6 @@ def _distinct_values(shape: Sequence[int], dtype: torch.dtype, generator: torch.
     return order * step + (count // 2 if dtype == torch.uint8 else 0)
 
 
-def _index_permutations(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Generate the indices 0, 1, … along the last dim, each once, in any order."""
-    return torch.rand(shape, generator=generator).argsort(-1)
-
-
 def _regular_matrices(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Generate matrices that are far from singular; the largest element of a row may be in any column."""
     *batch, rows, columns = shape
@@ -134,7 +128,7 @@ VALUES: Final[Mapping[str, CreateValues]] = {
     "sorted": _sorted_values,
     "no nan": _special_values_without(math.isnan),
     "distinct": _distinct_values,
-    "permutation": _index_permutations,
+    "permutation": lambda shape, dtype, generator: torch.rand(shape, generator=generator).argsort(-1),
     "regular": _regular_matrices,
     "definite": _positive_definite_matrices,
     "zeros": lambda shape, dtype, generator: torch.zeros(shape),

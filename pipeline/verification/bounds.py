@@ -172,10 +172,7 @@ def measure_errors(
     if (ours.shape, ours.dtype) != (eager.shape, eager.dtype):
         return evolve(row, exact="eager", error=float("inf"), elements=eager.numel())
     comparable = isinstance(exact, torch.Tensor) and exact.shape == eager.shape
-    comparable = comparable and (exact.is_floating_point(), exact.is_complex()) == (
-        eager.is_floating_point(),
-        eager.is_complex(),
-    )
+    comparable = comparable and all(kind(exact) == kind(eager) for kind in (torch.is_floating_point, torch.is_complex))
     row = evolve(row, exact=row.exact if comparable else "eager", elements=eager.numel())
     ours, eager, exact = (v.detach().to(eager.device) for v in (ours, eager, exact if comparable else eager))
     result = _add_errors(row, bound, ours, eager, exact, None)
@@ -189,9 +186,8 @@ def measure_errors(
     explained = torch.zeros_like(eager, dtype=torch.bool)
     for part in unstable_parts():
         before = None
-        while (
-            not result.holds and before != result.undecided
-        ):  # the bound shrinks without elements that eager gets wrong
+        # the bound shrinks without elements that eager gets wrong
+        while not result.holds and before != result.undecided:
             before, more = result.undecided, explained | part.explained_elements(values, errors, result.bound, scale)
             if inexact and 2 * int(more.sum()) > more.numel():
                 break  # the output is just sensitive to rounding
@@ -223,9 +219,8 @@ def _add_errors(
     decided = decided.unsqueeze(-1).expand(a.shape) if eager.is_complex() else decided
     eager_error = largest_error(b[decided], c[decided], largest_finite(c))
     error = largest_magnitude(_relative_errors(a, b, c, largest_finite(c))[decided])
-    result = evolve(
-        row, error=error, eager_error=eager_error, bound=bound.error_bound(eager_error), undecided=undecided
-    )
+    most = bound.error_bound(eager_error)
+    result = evolve(row, error=error, eager_error=eager_error, bound=most, undecided=undecided)
     if int(decided.sum()) < MIN_ELEMENTS:
         return result
     ours_norm, eager_norm = (relative_norm((v - c)[decided], c[decided]) for v in (a, b))

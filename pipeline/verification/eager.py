@@ -115,10 +115,7 @@ class EagerRun:
         target = node.target
         if target in ASSERTS:
             return None
-        args, kwargs = (
-            map_aggregate(node.args, self.convert_argument),
-            map_aggregate(node.kwargs, self.convert_argument),
-        )
+        args, kwargs = map_aggregate((node.args, dict(node.kwargs)), self.convert_argument)
         if kwargs and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self.device}
         result = safe_function(target)(*args, **kwargs)
@@ -207,10 +204,8 @@ def measure_ranges(
         if node.name in wanted and isinstance(value, Tensor):
             found = _magnitude(value, percentile)
             if not math.isfinite(found):
-                why = f"the activation {node.name} reaches {found} on inputs in calibration"
-                raise CalibrationError(
-                    f"{why}, and a range must be finite", "leave these inputs out, or exclude its readers"
-                )
+                why = f"the activation {node.name} reaches {found} on inputs in calibration, and a range must be finite"
+                raise CalibrationError(why, "leave these inputs out, or exclude the operators that read it")
             ranges[node.name] = max(ranges.get(node.name, 0.0), found)
 
     run = EagerRun(program, program.parameters, torch.device("cpu"), observe=observe)

@@ -43,7 +43,7 @@ def apply_decisions(compiled: Compiled, decisions: Sequence[Decision], recompile
         changed = decision.alternative.rewrite(changed, decision.nodes)
     validated = Validated(program, verdicts)
     if changed is not program:
-        validated = recompiler.compute_verdicts(changed)
+        validated = recompiler.validate(changed)
         remaining = validated.verdicts.keys() & verdicts.keys()
         healed = {row.node: verdicts[row.node] for row in compiled.healed if row.node in remaining}
         validated = evolve(validated, verdicts=FrozenDict({**validated.verdicts, **healed}))

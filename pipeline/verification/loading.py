@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -74,7 +74,8 @@ def make_loadable(
         if failing is None or not failing.refused:
             break
         decisions = tuple(search.choose_alternatives(compiled, failing, in_torch=last))
-        rows = tuple(row for decision in decisions for row in _healed_rows(compiled.program, decision))
+        targets = {n.name: qualified_name(n.target) for n in compiled.program.graph.nodes if is_operator(n)}
+        rows = (Healed(n, targets[n], each.alternative.action, each.reason) for each in decisions for n in each.nodes)
         recompiled = final_compiler.compile_validated(apply_decisions(compiled, decisions, trial_compiler))
         compiled = evolve(recompiled, healed=(*compiled.healed, *rows))
         failing = loader(compiled, keep=True)
@@ -102,7 +103,7 @@ class _Search:
         """Raise an `ExecutionError` if no engine loads on this GPU: not even that of a model with a single ReLU. The
         message quotes TensorRT's messages in ``failures``."""
         program = capture(torch.nn.ReLU().eval(), (torch.ones(4),), settings=settings.evolve(torch_executed_ops=()))
-        validated = self.recompiler.compute_verdicts(program)
+        validated = self.recompiler.validate(program)
         if self.fails_to_load(validated, frozenset(validated.verdicts)):
             hint = "set load_built_engines=False to compile for other GPUs, or use the CPU reference executor"
             raise ExecutionError(f"TensorRT loads no engine on this GPU: {'; '.join(failures.refused.values())}", hint)
@@ -175,9 +176,8 @@ class _Search:
         single = [(i,) for i in everything] if len(fault) <= MAX_SINGLE_TRIALS else []
         for alternative in ALTERNATIVES:
             for indices in dict.fromkeys([*single, everything]) if alternative is not IN_TORCH else ():
-                if self.loads_with(
-                    compiled, fault, Decision(tuple(fault[i].name for i in indices), alternative, reason)
-                ):
+                decision = Decision(tuple(fault[i].name for i in indices), alternative, reason)
+                if self.loads_with(compiled, fault, decision):
                     return indices, alternative
         cheap = next((i for i, node in enumerate(fault) if is_cheap(node)), len(fault) - 1)
         return (cheap,), IN_TORCH
@@ -219,15 +219,6 @@ def _operators_in_message(compiled: Compiled, segment: Segment, message: str) ->
 
 def _engine_signature(program: Program, nodes: Sequence[torch.fx.Node]) -> str:
     """Return a key that is equal for sets of operators whose engines are equal."""
-    known: Mapping[str, object] = program.constants
-    rows = (
-        (n.target, fake_result_key(n.args), fake_result_key(n.kwargs), [x.name in known for x in n.all_input_nodes])
-        for n in nodes
-    )
-    return str(list(rows))
-
-
-def _healed_rows(program: Program, decision: Decision) -> Iterator[Healed]:
-    """Yield a record for each node of a decision: the node's alternative implementation and the reason for it."""
-    targets = {node.name: qualified_name(node.target) for node in program.graph.nodes if node.name in decision.nodes}
-    return (Healed(name, targets[name], decision.alternative.action, decision.reason) for name in decision.nodes)
+    constant = [[x.name in program.constants for x in n.all_input_nodes] for n in nodes]
+    keys = [(n.target, fake_result_key(n.args), fake_result_key(n.kwargs)) for n in nodes]
+    return f"{keys} {constant}"

@@ -86,11 +86,6 @@ class Recompiler:
         compiled: Compiled = pipe(partitioned, *self.rest)
         return compiled
 
-    def compute_verdicts(self, program: Program) -> Validated:
-        """Compute the verdicts on a program: for each node, whether a converter accepts it."""
-        validated: Validated = self.validate(program)
-        return validated
-
     def compile_validated(self, validated: Validated) -> Compiled:
         """Compile a program with these verdicts on its nodes (see `Verdict`), from the stage ``partition`` on."""
         return self.compile_partitioned(self.partition(validated))

@@ -86,11 +86,6 @@ class Reference:
         """The outputs in a wider dtype than the model's own, float64 or float32; None if no such dtype runs."""
         return self._exact_and_dtype[0]
 
-    @property
-    def exact_name(self) -> str:
-        """The name of the reference that errors are relative to: a dtype, or ``eager`` if no wider dtype runs."""
-        return self._exact_and_dtype[1]
-
     @cached_property
     def _exact_and_dtype(self) -> tuple[tuple[Leaf, ...] | None, str]:
         """Return ``exact`` and its dtype's name; None and ``"eager"`` if no wider dtype than the model's own runs."""
@@ -113,9 +108,8 @@ class Reference:
             if found.holds and found.norm_error <= (1 - 1 / bound.multiple) * found.norm_bound:
                 return found
         exact = None if self.exact is None else self.exact[output_index]
-        return measure_errors(
-            evolve(row, exact=self.exact_name), bound, ours, eager, exact, partial(self.unstable_parts, output_index)
-        )
+        row = evolve(row, exact=self._exact_and_dtype[1])
+        return measure_errors(row, bound, ours, eager, exact, partial(self.unstable_parts, output_index))
 
     def unstable_parts(self, output_index: int) -> Iterator[UnstablePart | Spread]:
         """Yield what is known about an output's elements that depend on rounding: an `UnstablePart` if elements depend

@@ -6,7 +6,6 @@ import math
 import operator
 
 import torch
-from attrs import define, field
 
 from pipeline.aten.types import Argument
 from pipeline.program import Program, is_operator
@@ -60,8 +59,8 @@ def fault_script(program: Program, comparison: Comparison, fault: Fault, agreeme
     sample = (fault.failures or agreement.failures)[0].sample
     reference = next(r for r in comparison.references if r.sample.name == sample)
     writer = _Writer(program, frozenset(fault.nodes))
-    writer.collect_inputs()
-    if writer.unsupported:
+    calls = all(isinstance(node.target, torch._ops.OpOverload) for node in writer.nodes)
+    if not calls or any(node.op == "get_attr" for node in writer.inputs):
         return ""
     values = dict[str, Argument]()
 
@@ -73,29 +72,14 @@ def fault_script(program: Program, comparison: Comparison, fault: Fault, agreeme
     return writer.render(values, fault, comparison)
 
 
-@define(eq=False)
 class _Writer:
-    """A writer of Python source for faulty nodes. ``inputs`` has the values that they read from other nodes;
-    ``unsupported`` is True if such a value cannot be written as source."""
+    """A writer of Python source for faulty nodes: ``nodes``, in execution order, which read ``inputs``."""
 
-    program: Program
-    names: frozenset[str]
-    inputs: dict[torch.fx.Node, None] = field(factory=dict)
-    unsupported: bool = False
-
-    @property
-    def nodes(self) -> list[torch.fx.Node]:
-        """Return the faulty nodes, in execution order."""
-        return [n for n in self.program.graph.nodes if n.name in self.names]
-
-    def collect_inputs(self) -> None:
-        """Record the values that the faulty nodes read from other nodes."""
-        for node in self.nodes:
-            self.unsupported |= not isinstance(node.target, torch._ops.OpOverload)
-            for source in node.all_input_nodes:
-                if not self.is_faulty(source):
-                    self.inputs[source] = None
-                    self.unsupported |= source.op == "get_attr"
+    def __init__(self, program: Program, names: frozenset[str]) -> None:
+        self.program, self.names = program, names
+        self.nodes = [node for node in program.graph.nodes if node.name in names]
+        read = (source for node in self.nodes for source in node.all_input_nodes)
+        self.inputs = list(dict.fromkeys(source for source in read if not self.is_faulty(source)))
 
     def is_faulty(self, node: torch.fx.Node) -> bool:
         """Return whether a node is faulty, or an item of the result of a faulty node."""
@@ -104,6 +88,8 @@ class _Writer:
     def render(self, values: dict[str, Argument], fault: Fault, comparison: Comparison) -> str:
         """Return the script: ``TEXT`` with the faulty nodes as a module, and random inputs that resemble ``values`` (by
         node name). ``fault`` is described in its title; ``comparison`` has the executor."""
+        nodes = ", ".join(f"{n} ({t})" for n, t in zip(fault.nodes, fault.targets, strict=True))
+        failure = f": {fault.failures[0]}" if fault.failures else ""
         settings = self.program.settings.evolve(torch_executed_ops=()).changed()
         tensors = [n for n in self.inputs if isinstance(values.get(n.name), torch.Tensor)]
         constants = [n for n in tensors if n.name in self.program.constants]
@@ -113,7 +99,7 @@ class _Writer:
         given = "".join(f"\n    {_random_tensor_source(values[n.name])},  # {n.name}" for n in inputs)
         registered = (f"self.register_buffer({n.name!r}, {_random_tensor_source(values[n.name])})" for n in constants)
         return TEXT.format(
-            title=_script_title(fault),
+            title=f"The engine of {nodes} is wrong{failure}.".replace('"', "'").replace("\\", "/"),
             constants="\n".join(f"        {line}" for line in registered) or "        pass",
             parameters="".join(f", {n.name}" for n in inputs),
             body="\n".join(f"        {n.name} = {self.call_source(n, sources)}" for n in self.nodes),
@@ -152,12 +138,6 @@ class _Writer:
             else:
                 found += [f"{node.name}[{i}]" for i, v in enumerate(value) if isinstance(v, torch.Tensor)]
         return found
-
-
-def _script_title(fault: Fault) -> str:
-    nodes = ", ".join(f"{n} ({t})" for n, t in zip(fault.nodes, fault.targets, strict=True))
-    failure = f": {fault.failures[0]}" if fault.failures else ""
-    return f"The engine of {nodes} is wrong{failure}.".replace('"', "'").replace("\\", "/")
 
 
 def _value_source(value: object) -> str:

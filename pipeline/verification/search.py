@@ -55,16 +55,13 @@ class SearchResult:
 def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
     """Return the smallest disjoint sets of nodes for which ``is_wrong`` is True, given all nodes in execution order."""
     sets: list[tuple[str, ...]] = []
-    rest = list(nodes)
-    right_prefix = 0
+    rest, right_prefix, complete = list(nodes), 0, True
+    wrong: bool | None = None
     try:
-        while wrong := is_wrong(rest):
-            found, right_prefix = _reduce_to_smallest(rest, right_prefix, is_wrong)
+        while complete and (wrong := is_wrong(rest)):
+            found, right_prefix, complete = _reduce_to_smallest(rest, right_prefix, is_wrong)
             sets.append(tuple(n for n in rest if n in found))
             rest = [n for n in rest if n not in found]
-    except _LimitReached as cut:
-        sets.append(tuple(n for n in rest if n in cut.nodes))
-        return SearchResult(tuple(sets), False)
     except OutOfBuildsError:
         return SearchResult(tuple(sets), False)
     return SearchResult(tuple(sets), wrong is False)
@@ -73,25 +70,16 @@ def find_wrong_sets(nodes: Sequence[str], is_wrong: Predicate) -> SearchResult:
 def find_smallest(nodes: Sequence[str], is_wrong: Predicate) -> tuple[str, ...]:
     """Return a smallest subset of ``nodes`` for which ``is_wrong`` is True. If ``is_wrong`` may not be called any more
     (``is_wrong.limit``), return the smallest one found so far."""
-    try:
-        found, _ = _reduce_to_smallest(nodes, 0, is_wrong)
-    except _LimitReached as cut:
-        found = cut.nodes
+    found, *_ = _reduce_to_smallest(nodes, 0, is_wrong)
     return tuple(node for node in nodes if node in found)
 
 
-class _LimitReached(Exception):  # noqa: N818 - ends a search, and is no error
-    """`Predicate.limit`, the maximum number of calls, was reached while a wrong set of nodes was being reduced.
-    ``nodes``: what is left of the set."""
-
-    def __init__(self, nodes: frozenset[str]) -> None:
-        super().__init__()
-        self.nodes = nodes
-
-
-def _reduce_to_smallest(nodes: Sequence[str], right_prefix: int, is_wrong: Predicate) -> tuple[frozenset[str], int]:
-    """Find a smallest subset of ``nodes`` for which ``is_wrong`` is True, as it is for all ``nodes``. Return it, and
-    ``right_prefix`` for the next search, among the nodes that are not in the subset.
+def _reduce_to_smallest(
+    nodes: Sequence[str], right_prefix: int, is_wrong: Predicate
+) -> tuple[frozenset[str], int, bool]:
+    """Find a smallest subset of ``nodes`` for which ``is_wrong`` is True, as it is for all ``nodes``. Return it;
+    ``right_prefix`` for the next search, among the nodes that are not in the subset; and False if the limit of calls
+    was reached, so that the subset may be larger than necessary.
 
     right_prefix: a number of nodes at the start; for these together, ``is_wrong`` is known to be False.
     """
@@ -104,8 +92,8 @@ def _reduce_to_smallest(nodes: Sequence[str], right_prefix: int, is_wrong: Predi
             low, high = _find_border(candidates, 0, collected, is_wrong)
             collected, candidates = [*collected, *candidates[low:high]], candidates[:low]
     except OutOfBuildsError:
-        raise _LimitReached(frozenset([*collected, *candidates])) from None
-    return frozenset(collected), sum(node not in collected for node in nodes[:right_prefix])
+        return frozenset([*collected, *candidates]), 0, False
+    return frozenset(collected), sum(node not in collected for node in nodes[:right_prefix]), True
 
 
 def _find_border(candidates: Sequence[str], low: int, collected: Sequence[str], is_wrong: Predicate) -> tuple[int, int]:

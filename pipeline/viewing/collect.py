@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from math import prod
 from typing import Final, Literal
 
@@ -74,6 +73,9 @@ class _Collector:
         self.engine_weights = {w.name: (w.dtype, w.shape) for network in program.networks for w in network.weights}
         layers = [(n.name, node_name(layer.name), layer) for n in program.networks for layer in n.layers]
         self.layers = groupby(lambda row: row[:2], layers)
+        engines = zip(program.engines, program.networks, strict=False)
+        self.kernels = tuple(kernel for engine, network in engines for kernel in self.read_kernels(engine, network))
+        self.kernels_by_node = groupby(0, ((name, i) for i, kernel in enumerate(self.kernels) for name in kernel.nodes))
         self.segment_of = {n: s for s in reversed(self.partitioned.segments) for n in s.nodes}
 
     def collect(self, title: str, profile: Profile | None) -> ProgramView:
@@ -165,36 +167,18 @@ class _Collector:
             node_view,
             converter=choice.support.name if choice else "",
             layers=tuple(LayerView(layer.name, layer.kind) for layer in layers),
-            kernels=tuple(self.kernels_by_node.get(node.name, ())),
+            kernels=tuple(number for _, number in self.kernels_by_node.get(node.name, ())),
             weights=tuple(map(self.engine_weight, names)) if self.networks else self.graph_weights(node),
             fusion=self.fusion.get((node_view.segment, node.name), ""),
         )
 
-    @cached_property
-    def kernels(self) -> tuple[KernelView, ...]:
-        """Return the kernels of all engines, except of engines whose plan does not list them."""
-        rows = zip(self.compiled.engines, self.compiled.networks, strict=False)
-        return tuple(kernel for engine, network in rows for kernel in self.read_kernels(engine, network))
-
     def read_kernels(self, engine: Engine, network: Network) -> Iterator[KernelView]:
         """Yield the kernels of one engine; none if its plan does not list them."""
         layer_names = self.compiled.layer_names(engine, network)
-        try:
-            engine_kernels = kernels(engine.checked_plan())
-        except ValueError:
-            return
-        for kernel in engine_kernels:
-            nodes = dict.fromkeys(node_name(layer_names.get(layer, layer)) for layer in kernel.layers)
-            yield KernelView(engine.name, kernel.kind, kernel.name, tuple(n for n in nodes if n in self.nodes))
-
-    @cached_property
-    def kernels_by_node(self) -> Mapping[str, Sequence[int]]:
-        """Return the indices of the kernels that compute each node."""
-        rows = defaultdict(list)
-        for number, kernel in enumerate(self.kernels):
-            for name in kernel.nodes:
-                rows[name].append(number)
-        return rows
+        with suppress(ValueError):
+            for kernel in kernels(engine.checked_plan()):
+                nodes = dict.fromkeys(node_name(layer_names.get(layer, layer)) for layer in kernel.layers)
+                yield KernelView(engine.name, kernel.kind, kernel.name, tuple(n for n in nodes if n in self.nodes))
 
     def engine_weight(self, name: str) -> WeightView:
         """Return the view of a weight of an engine, by the weight's name in the engine."""

@@ -157,14 +157,18 @@ def _changed_numbers(
 def _changed_times(before: ProgramView, after: ProgramView) -> Iterator[Row]:
     if before.profile is None or after.profile is None:
         return
-    yield from _differing_times(_total_times(before.profile), _total_times(after.profile))
-    yield from _differing_times(*({n.node: n.milliseconds for n in p.nodes} for p in (before.profile, after.profile)))
+    for old, new in zip(_times(before.profile), _times(after.profile), strict=True):
+        for name in (name for name in new if name in old):
+            was, now = old[name], new[name]
+            if abs(now - was) > MIN_TIME_CHANGE * max(was, now):
+                yield Row(f"{name}: {was:.4g} -> {now:.4g} ms")
 
 
-def _total_times(profile: Profile) -> dict[str, float]:
-    """Return the milliseconds of a call, of a call with CUDA graphs, and of each segment, by name."""
+def _times(profile: Profile) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the milliseconds of a call, of a call with CUDA graphs, and of each segment, by name; and of each node."""
     graph = {"call with CUDA graphs": profile.graph} if profile.graph is not None else {}
-    return {"call": profile.call, **graph, **{s.segment: s.milliseconds for s in profile.segments}}
+    total = {"call": profile.call, **graph, **{s.segment: s.milliseconds for s in profile.segments}}
+    return total, {node.node: node.milliseconds for node in profile.nodes}
 
 
 def _changed_weights(before: ProgramView, after: ProgramView) -> Iterator[Row]:
@@ -172,13 +176,6 @@ def _changed_weights(before: ProgramView, after: ProgramView) -> Iterator[Row]:
     old, new = before.weights_digest, after.weights_digest
     if old and new and old != new:
         yield Row(f"their values differ: SHA-256 {old[:12]} -> {new[:12]}")
-
-
-def _differing_times(before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[Row]:
-    for name in (name for name in after if name in before):
-        was, now = before[name], after[name]
-        if abs(now - was) > MIN_TIME_CHANGE * max(was, now):
-            yield Row(f"{name}: {was:.4g} -> {now:.4g} ms")
 
 
 def _changed_errors(before: ProgramView, after: ProgramView) -> Iterator[Row]:

@@ -10,7 +10,7 @@ from pipeline.aten.naming import node_name
 from pipeline.network.description import Network
 from pipeline.network.pairs import Pair
 from pipeline.records.wording import format_bytes
-from pipeline.viewing.records import ProgramView, SegmentView
+from pipeline.viewing.records import ProgramView
 
 
 def plan_text(view: ProgramView) -> str:
@@ -29,7 +29,17 @@ def _plan_lines(view: ProgramView) -> Iterator[str]:
     yield from (f"output {line}" for line in view.outputs)
     yield from (f"size   {line}" for line in view.sizes)
     for segment in view.segments:
-        yield from _lines_of_segment(view, segment)
+        size = f"weights {format_bytes(segment.weights)}"
+        operators = f"{segment.operators} operator{'s'[: segment.operators != 1]}"
+        if segment.place == "tensorrt":
+            yield f"engine {segment.name}: {operators}, {size}, which its plan holds at least once"
+        else:
+            yield f"PyTorch {segment.name}: {operators}, {size}"
+        counts = Counter(node.target for node in view.operators if node.segment == segment.name)
+        listed = ", ".join(f"{n} {target}" for target, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])))
+        yield f"  {listed}"
+        yield from (f"  input  {port}" for port in segment.inputs)
+        yield from (f"  output {port}" for port in segment.outputs)
     for cut in view.cuts:
         yield f"cut {cut.source} -> {cut.target}: {format_bytes(cut.nbytes)}, at most {format_bytes(cut.max_nbytes)}"
     for node in view.fallbacks:
@@ -39,20 +49,6 @@ def _plan_lines(view: ProgramView) -> Iterator[str]:
     yield f"settings: {', '.join(f'{name}={value}' for name, value in view.settings) or 'as by default'}"
     yield f"versions: {', '.join(f'{name} {number}' for name, number in view.versions)}"
     yield f"seconds: {', '.join(f'{stage.stage} {stage.seconds:.2f}' for stage in view.stages)}; nothing was built"
-
-
-def _lines_of_segment(view: ProgramView, segment: SegmentView) -> Iterator[str]:
-    size = f"weights {format_bytes(segment.weights)}"
-    operators = f"{segment.operators} operator{'s'[: segment.operators != 1]}"
-    if segment.place == "tensorrt":
-        yield f"engine {segment.name}: {operators}, {size}, which its plan holds at least once"
-    else:
-        yield f"PyTorch {segment.name}: {operators}, {size}"
-    counts = Counter(node.target for node in view.operators if node.segment == segment.name)
-    listed = ", ".join(f"{n} {target}" for target, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])))
-    yield f"  {listed}"
-    yield from (f"  input  {port}" for port in segment.inputs)
-    yield from (f"  output {port}" for port in segment.outputs)
 
 
 _QUANTIZES = frozenset({"QUANTIZE", "DYNAMIC_QUANTIZE"})
@@ -70,18 +66,11 @@ def fusion_texts(networks: Iterable[Network], pairs: Iterable[Pair]) -> Mapping[
     texts = {(pair.engine, pair.layer): f"{_WORDS[pair.fused]}: {pair.type} {pair.of}, {pair.why}" for pair in pairs}
     found = defaultdict(list)
     for network in networks:
-        for name, layer in _quantization_layers(network):
-            if (network.name, layer) in texts:
-                found[network.name, name].append(texts[network.name, layer])
+        makers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
+        for layer in network.layers:
+            if layer.kind == "DEQUANTIZE" and (text := texts.get((network.name, layer.name))) is not None:
+                maker = makers.get(str(layer.inputs[0]))
+                quantizing = [maker] if maker is not None and maker.kind in _QUANTIZES else []
+                for each in (layer, *quantizing):
+                    found[network.name, node_name(each.name)].append(text)
     return {key: "; ".join(dict.fromkeys(words)) for key, words in found.items()}
-
-
-def _quantization_layers(network: Network) -> Iterator[tuple[str, str]]:
-    """Yield each node that quantizes or dequantizes, with the name of the layer that dequantizes its values."""
-    makers = {tensor.name: layer for layer in network.layers for tensor in layer.outputs}
-    for layer in network.layers:
-        if layer.kind == "DEQUANTIZE":
-            yield node_name(layer.name), layer.name
-            maker = makers.get(str(layer.inputs[0]))
-            if maker is not None and maker.kind in _QUANTIZES:
-                yield node_name(maker.name), layer.name

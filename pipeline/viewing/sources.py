@@ -37,8 +37,14 @@ def read_view(path: Path) -> ProgramView:
         FileNotFoundError: there is no such file.
         ArtifactError: the file is not a view of a program, or has a newer version.
     """
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".html":
+        found = _DATA.search(text)
+        if found is None:
+            raise ArtifactError(f"{path} is not a program's report", "`pipeline report FILE -o PAGE.html` writes one")
+        text = found[1]
     try:
-        data = json.loads(_json_text(path))
+        data = json.loads(text)
     except ValueError as error:
         raise ArtifactError(f"{path} is not JSON: {error}", "`pipeline compile -o DIR` writes a valid file") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -48,21 +54,10 @@ def read_view(path: Path) -> ProgramView:
             f"{path} has schema {data.get('schema')}, and this version of pipeline reads {SCHEMA}", "compile again"
         )
     try:
-        found: ProgramView = codec.from_json(data.get("program"), ProgramView)
+        view: ProgramView = codec.from_json(data.get("program"), ProgramView)
     except MalformedError as error:
         raise ArtifactError(f"{path} is damaged: {error}", "`pipeline compile -o DIR` writes a valid file") from None
-    return found
-
-
-def _json_text(path: Path) -> str:
-    """Return the JSON text in a file: the whole file, or the data in an HTML page."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".html":
-        return text
-    found = _DATA.search(text)
-    if found is None:
-        raise ArtifactError(f"{path} is not a program's report", "`pipeline report FILE -o PAGE.html` writes one")
-    return found[1]
+    return view
 
 
 PROGRAM = "program.json"

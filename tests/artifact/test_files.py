@@ -4,6 +4,8 @@ same bytes."""
 from __future__ import annotations
 
 import copy
+import errno
+import gc
 import re
 import resource
 import warnings
@@ -228,6 +230,29 @@ def test_a_file_that_cannot_be_written_is_told_with_its_place(tmp_path: Path) ->
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_names_the_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"^\[Errno 28\] [^:]+: \d+ bytes are to be written; [^:]+: '.*/weights'$"):
+        compiled(CASES["whole"]).save(tmp_path / "p.trtp", weights=tmp_path / "weights")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loaded_program_closes_its_file(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    compiled(CASES["whole"]).save(tmp_path / "p.trtp", weights=tmp_path / "weights")
+    gc.collect()  # of other tests
+    recwarn.clear()
+    warnings.simplefilter("always", ResourceWarning)
+    before = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0
+    program = pipeline.load(tmp_path / "p.trtp")
+    del program
+    gc.collect()
+    assert not [each for each in recwarn if issubclass(each.category, ResourceWarning)]
+    assert not before or len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_loading_says_where_it_runs(tmp_path: Path) -> None:

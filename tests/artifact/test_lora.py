@@ -196,6 +196,11 @@ def test_what_is_no_adapter_is_told(base: pipeline.Compiled) -> None:
             base.with_lora({"q.weight": (a, b)}, scale)  # type: ignore[arg-type]
     with pytest.raises(pipeline.RefitError, match="on the meta device"):
         base.with_lora({"q.weight": (a.to("meta"), b)})
+    two = {f"q.lora_{side}.{name}.weight": factor for name in ("one", "two") for side, factor in (("A", a), ("B", b))}
+    with pytest.raises(pipeline.RefitError, match=r"lora_A\.two\.weight: another key has factors of q\.weight, too"):
+        base.with_lora(two)
+    with pytest.raises(pipeline.RefitError, match=r"q\.lora_A\.one\.weight: another key has factors of q\.weight"):
+        base.with_lora({"q.weight": (a, b), **two})
     with pytest.raises(pipeline.RefitError, match=r"3: the program has no such parameter"):
         base.with_lora({3: (a, b)})  # type: ignore[dict-item]
 

@@ -275,8 +275,11 @@ def test_what_triton_has_no_name_for_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(pipeline.ArtifactError, match="spectrum is complex64"):
         serve_config(kept(tmp_path, Complex(), (torch.randn(2, 8),)), tmp_path / "models")
-    with pytest.raises(pipeline.ArtifactError, match="which Triton does not accept"):
-        serve_config(kept(tmp_path, nn.ReLU(), (torch.randn(2, 8),)), tmp_path, "../x")
+    program = kept(tmp_path, nn.ReLU(), (torch.randn(2, 8),))
+    for name in ("../x", "..", "."):
+        with pytest.raises(pipeline.ArtifactError, match="which Triton does not accept"):
+            serve_config(program, tmp_path / "models", name)
+    assert not (tmp_path / "config.pbtxt").exists() and not (tmp_path / "models").exists()
 
 
 def test_the_command_writes_and_tells(heads: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,10 +88,10 @@ def test_weights_are_there_once() -> None:
     [
         ([], ValueError, "one dynamic_shapes for each"),
         ([({1: "n"}, {1: 1})], TypeError, "'n'"),
-        ([({1: 4}, {3: 4})], ValueError, "profiles have dimension 3 for b, but this input has rank 3"),
-        ([({1: 4}, {"x": 4})], ValueError, "profiles have dimension 'x' for b"),
-        ([({1: 4}, (None, 4))], ValueError, "profiles have 2 entries for b, but this input has rank 3"),
-        ([({1: 4}, 4)], TypeError, "profiles have 4 for b: pass a dict from dimensions to sizes"),
+        ([({1: 4}, {3: 4})], ValueError, "dynamic_shapes for b has dimension 3, but this input has rank 3"),
+        ([({1: 4}, {"x": 4})], ValueError, "dynamic_shapes for b has dimension 'x'"),
+        ([({1: 4}, (None, 4))], ValueError, "dynamic_shapes for b has 2 entries, but this input has rank 3"),
+        ([({1: 4}, 4)], TypeError, "dynamic_shapes for b is an int: pass a dict from dimensions to"),
         ([({1: 1}, {})], ValueError, "profiles give a the size 1 in dimension 1, but its example has 4"),
     ],
 )

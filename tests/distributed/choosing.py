@@ -22,7 +22,7 @@ from pipeline.aten.collectives import is_collective
 from pipeline.compat.transformers import compile_for_generation
 from pipeline.compiled import Compiled
 from pipeline.distributed.sharded import check_call_is_safe
-from pipeline.profiling.measurements import Measurements, Milliseconds, NoMeasurements
+from pipeline.profiling.measurements import Measurements, Milliseconds
 from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.records.sharding import Alone
 from pipeline.runtime.collective_calls import collective_function, without_communication
@@ -107,9 +107,9 @@ def forms_that_ranks_choose(rank: int, folder: Path) -> None:
     x, kept = torch.randn(2, 4, 16), Kept()
     rows: list[tuple[Any, Measurements, str]] = [
         (Slow(rank, (0.9, 5.0)[rank]), kept, "torch"),
-        (Slow(rank, (0.9, 0.8)[rank]), NoMeasurements(), "engine"),
-        ((Slow(rank, 0.5), unused)[rank], (NoMeasurements(), kept)[rank], "torch"),  # one rank has measurements
-        ((Slow(rank, 5.0), broken)[rank], NoMeasurements(), "torch"),  # or none at all
+        (Slow(rank, (0.9, 0.8)[rank]), Measurements(), "engine"),
+        ((Slow(rank, 0.5), unused)[rank], (Measurements(), kept)[rank], "torch"),  # one rank has measurements
+        ((Slow(rank, 5.0), broken)[rank], Measurements(), "torch"),  # or none at all
     ]
     for timer, store, kinds in rows:
         with a_gpu():

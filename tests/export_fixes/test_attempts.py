@@ -86,6 +86,15 @@ def test_a_quotient_of_proportional_sizes_is_no_fixed_number(caplog: pytest.LogC
     assert not [each for each in caplog.records if each.name == "pipeline.export_fixes.exporter"]
 
 
+def test_the_table_is_printed() -> None:
+    lines = attempts.retries_as_text().splitlines()
+    assert len(lines) == 1 + 1 + len(attempts.ATTEMPTS)
+    for line, attempt in zip(lines[1:], (attempts.NUMBERS, *attempts.ATTEMPTS), strict=True):
+        assert line.startswith(attempt.name)
+        assert attempt.when in line
+        assert line.endswith(attempt.changes)
+
+
 def first(**others: Any) -> attempts.FirstExport:
     absent = dict.fromkeys(("has_input_ranges", "has_specialized_size", "needs_narrower_ranges"), False)
     given = {"error": RuntimeError("fails"), **absent}

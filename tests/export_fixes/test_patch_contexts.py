@@ -14,49 +14,46 @@ from torch.export import export
 
 import pipeline
 from pipeline.export_fixes import patch_contexts
-from pipeline.export_fixes.patching import VERSION, Patches, Replacement
+from pipeline.export_fixes.patching import VERSION, Patches, Replacement, replacements_as_text
 from pipeline.export_fixes.torch_patches import TABLE
 from tests.export_fixes.flaws import FLAWS, ROW, ROWS, Calls, Recurrent, repeated
 
-EXPIRES = (2, 15)
-"""The first version of torch for which nobody has looked at the rows: see `test_no_row_has_expired`."""
 PROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 OLDEST = tuple(map(int, re.findall(r"torch>=(\d+)\.(\d+)", PROJECT)[0]))
 
 
-def target_name(row: Replacement) -> Any:
-    """The operator or the name of the function that a row replaces."""
-    return row.owner if isinstance(row.owner, torch._ops.OpOverload) else row.name
-
-
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{target_name(row)}")
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.target_name}")
 def test_torch_needs_each_row(row: Replacement, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this fails, torch has learned it: give the row the version, as `before`."""
     if row.during == "gpu" and torch.cuda.is_available():
         pytest.skip("a GPU answers for itself")
-    is_flawed = FLAWS[target_name(row)]
+    is_flawed = FLAWS[row.target_name]
     assert not is_flawed()
     monkeypatch.setattr(patch_contexts, "_patches", Patches([other for other in TABLE if other is not row]))
     assert is_flawed() == row.is_needed
 
 
-def needless(table: Sequence[Replacement], oldest: tuple[int, ...]) -> list[object]:
-    """The rows that no supported torch needs."""
-    return [target_name(row) for row in table if row.before is not None and row.before <= oldest]
+def expired(table: Sequence[Replacement], installed: tuple[int, ...], oldest: tuple[int, ...]) -> list[object]:
+    """The rows that someone has to look at again, and those that no supported torch needs."""
+    return [
+        row.target_name for row in table if row.until <= installed or (row.before is not None and row.before <= oldest)
+    ]
 
 
 def test_no_row_has_expired() -> None:
-    """Where this fails, look at what each row mends with this torch: delete it, or let all expire later."""
-    assert VERSION < EXPIRES
-    assert not needless(TABLE, OLDEST)
-    row = Replacement({}, "f", lambda own: own(), "why", before=(2, 12))
-    assert needless([row], (2, 12)) == ["f"]
-    assert not needless([row], (2, 11))
+    """Where this fails, look at what the row mends with this torch: delete it, or give it a later `until`."""
+    assert not expired(TABLE, VERSION, OLDEST)
+    row = Replacement({}, "f", lambda own: own(), "why", before=(2, 12), until=(2, 14))
+    assert expired([row], (2, 14), (2, 11)) == expired([row], (2, 13), (2, 12)) == ["f"]
+    assert not expired([row], (2, 13), (2, 11))
 
 
 def test_each_row_says_what_it_mends_and_has_a_test() -> None:
     assert all(row.why for row in TABLE)
-    assert {target_name(row) for row in TABLE} == FLAWS.keys()
+    assert {row.target_name for row in TABLE} == FLAWS.keys()
+    lines = replacements_as_text(TABLE).splitlines()
+    assert len(lines) == len(TABLE) + 1
+    assert "aten.slice.Tensor" in next(line for line in lines if "x[: n // 2]" in line and "before 2.13" in line)
 
 
 def in_another_thread(function: Callable[[], Any]) -> Any:

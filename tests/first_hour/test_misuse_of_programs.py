@@ -111,6 +111,10 @@ FILES: Final[dict[str, Misuse]] = {
     "a number": (lambda: pipeline.load(3), "pipeline.load takes the path of a file, got an int"),
     "an open file": (lambda: pipeline.load(io.StringIO()), "takes the path of a file, got a StringIO"),
     "one namespace": (lambda: pipeline.load(saved(), "aten"), 'expected a set of operator namespaces: pass {"aten"}'),
+    "a namespace by number": (
+        lambda: pipeline.load(saved(), 3),
+        "operators is an int: expected a set of operator name",
+    ),
     "saved to a number": (lambda: compiled().save(3), "save takes the path of a file, got an int"),
     "saved to a folder": (lambda: compiled().save("."), "is a folder: name a file in it: '.'"),
     "saved nowhere": (lambda: compiled().save("no/x.trtp"), "there is no folder to write x.trtp to: 'no'"),

@@ -18,8 +18,8 @@ from tests.fuzz.scope import Choose, Scope, Value
 class Layer:
     """A row: which tensors it takes, the module (or parameter) it makes, if any, and the expression that applies it.
 
-    In both texts ``{x}`` is the tensor, ``{c}`` the size of its second dim and ``{d}`` of its last (a row that names one
-    takes tensors of which that dim is static), ``{m}`` the module, and one of ``<a|b>`` is drawn.
+    In both texts ``{x}`` is the tensor, ``{m}`` the module, ``{c}`` the size of the tensor's second dim and ``{d}`` of
+    its last (a row that names one takes tensors of which that dim is static), and one of ``<a|b>`` is drawn.
     """
 
     ranks: tuple[int, ...]
@@ -65,7 +65,7 @@ IMAGES = (
         Layer(
             (4,),
             "nn.Conv2d({c}, <4|2|6|8>, <3|1|5|(1, 3)|(3, 1)>, stride=<1|1|1|2>, padding=<1|0|2>, dilation=<1|1|2>, "
-            "groups=<1|1|2>, bias=<True|False>, padding_mode=<'zeros'|'zeros'|'zeros'|'reflect'|'circular'|'replicate'>)",
+            "groups=<1|1|2>, bias=<True|False>, padding_mode=<'zeros'|'zeros'|'reflect'|'circular'|'replicate'>)",
             text,
         )
         for text in ("{m}({x})", "{m}({x})", "F.<relu|silu|hardswish|mish>({m}({x}))")
@@ -125,6 +125,7 @@ IMAGES = (
 _CAUSAL = "torch.ones({x}.shape[1], {x}.shape[1], dtype=torch.bool).triu(1)"
 _DISTANCE = "(torch.arange({x}.shape[1])[:, None] - torch.arange({x}.shape[1]))"
 _MHA = "nn.MultiheadAttention({d}, <1|2|4>, batch_first=True, bias=<True|False>, add_<bias_kv|zero_attn>=<False|True>)"
+_RECURRENT = "batch_first=<True|False>, bidirectional=<True|False>"
 _FLAGS = "batch_first=True, norm_first=<False|True>, bias=<True|False>"
 
 SEQUENCES = (
@@ -134,7 +135,7 @@ SEQUENCES = (
         "{m}({x})[0]",
     ),
     Layer((3,), "nn.LSTM({d}, 4, <1|2>, bias=<True|False>, batch_first=True, proj_size=<0|3>)", "{m}({x})[1][<0|1>]"),
-    Layer((3,), "nn.<GRU|RNN>({d}, <4|3>, bidirectional=<True|False>, batch_first=True)", "{m}({x})[1]"),
+    Layer((3,), f"nn.<GRU|RNN>({{d}}, <4|3>, {_RECURRENT})", "{m}({x})[1]"),
     Layer((3,), "nn.<LSTMCell|GRUCell|RNNCell>({d}, 4)", "torch.as_tensor({m}({x}[:, -1])[0])"),
     Layer((3,), _MHA, "{m}({x}, {x}, {x})[<0|1>]"),
     Layer((3,), _MHA, f"{{m}}({{x}}, {{x}}, {{x}}, attn_mask={_CAUSAL}, need_weights=<False|True>)[0]"),
@@ -187,7 +188,7 @@ SEQUENCES = (
     Layer(
         (3,),
         "nn.Parameter(torch.tensor([1.0, 0.1], dtype={t}))",
-        "torch.stack(({x}[..., :2] * (torch.arange({x}.shape[1])[:, None] * {m}).cos(), {x}[..., -2:]), -1).flatten(-2)",
+        "torch.cat([{x}[..., :2] * torch.cos({m} * torch.arange({x}.shape[1])[:, None]), {x}[..., 2:]], -1)",
     ),
     Layer((3,), "", "torch.tril(torch.ones({x}.shape[1], {x}.shape[1]), <0|1>) / 4 @ {x}"),
     Layer((3,), "", "{x}.roll(<1|2|-1>, <1|-1>)"),

@@ -108,7 +108,7 @@ def cache(scope: Scope) -> object:
 
 
 def keys(scope: Scope) -> object:
-    """Tokens kept in a buffer, at their places or after those of the calls before, and attention to all that it holds."""
+    """Tokens kept in a buffer, at their places or after those of earlier calls, and attention to all that it holds."""
     x = scope.pick(lambda v, t: t.dtype == torch.float32 and t.dim() == 3 and bool(scope.static(v, 2)))
     if x is None:
         return None

@@ -94,8 +94,16 @@ class Snippet:
 
     def captured(self) -> Any:
         """Capture the script's model without compiling it; ``CaptureError`` if torch.export does not take it."""
-        loaded = "from tests.fuzz.captured import capture_model"
-        return _ran(str(self).replace("checked = check_model(", f"{loaded}\n\nchecked = capture_model("))
+        return _ran(_replaced(str(self), "capture_model", "tests.fuzz.captured"))
+
+    def run_backend(self) -> Any:
+        """Run the script's model under ``torch.compile``; raise ``ModelError`` if it differs from eager."""
+        return _ran(_replaced(str(self), "check_backend", "tests.fuzz.backend"))
+
+
+def _replaced(text: str, function: str, module: str) -> str:
+    """The script with another function of ``check_model``'s arguments."""
+    return text.replace("checked = check_model(", f"from {module} import {function}\n\nchecked = {function}(")
 
 
 def _ran(text: str) -> Any:

@@ -156,3 +156,9 @@ def test_what_it_is_not_put_in_place_of(which: str, part: Part) -> None:
     model, message = MISUSED[which]
     with pytest.raises(TypeError, match=message):
         compiled_of(part).in_place_of(model)
+
+
+def test_it_is_not_put_in_place_of_itself(part: Part) -> None:
+    made = compiled_of(part)
+    with pytest.raises(TypeError, match=r"takes the nn\.Module that was compiled, got a Compiled"):
+        made.in_place_of(made.in_place_of(part))

@@ -18,7 +18,7 @@ from pipeline.compiled import Compiled
 from pipeline.converters.declare import Rejection
 from pipeline.export_fixes.requests import Tuned
 from pipeline.profiling import measure, measurements, segment_costs
-from pipeline.profiling.measurements import Measurements, Milliseconds, NoMeasurements
+from pipeline.profiling.measurements import Measurements, Milliseconds
 from pipeline.profiling.segment_costs import SegmentCost
 from pipeline.runtime import few_rows
 from pipeline.stages import choose, faster_in_torch, unbuilt
@@ -76,7 +76,7 @@ def compiled(times: Any, monkeypatch: pytest.MonkeyPatch, kept: Measurements | N
     compile = pipeline.default(
         min_block_size=1, torch_executed_ops={"aten.digamma"}, load_built_engines=True, **options
     )
-    compile = compile.replace("build", noted).replace("choose", Choose(times, kept or NoMeasurements()))
+    compile = compile.replace("build", noted).replace("choose", Choose(times, kept or Measurements()))
     return compile.replace("load", as_is)(Three().eval(), (torch.rand(2, 8),))
 
 

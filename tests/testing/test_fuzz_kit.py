@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from pipeline.artifact.engine_store import DiskStore
 from pipeline.errors import CaptureError
 from pipeline.runtime.worker import SegmentExecutor
-from pipeline.testing import ModelError, TensorSpec, check_model
+from pipeline.testing import ModelError, TensorSpec, check_model, models
 from pipeline.testing.memory import Snapshot, describe_shared_memory
 from tests.fuzz import Snippet, program, shrunk
 from tests.fuzz.scope import Scope, Value
@@ -32,6 +33,10 @@ KINDS = {
     "fallbacks": "torch_executed_ops",
     "blocks": "min_block_size",
     "None": r"None",
+    "images": r"2d\(|F\.interpolate",
+    "sequences": r"LSTM|GRU|MultiheadAttention|scaled_dot_product|Embedding",
+    "halves": r"float16",
+    "files": r"saved=True",
 }
 
 
@@ -89,6 +94,24 @@ def test_a_failure_has_its_kind() -> None:
     with pytest.raises(ModelError, match=r"values: .*result.*eager gives") as caught:
         check_model(Counting, (TensorSpec(("n",)),), sizes={"n": (1, 2, 4)})
     assert caught.value.kind == "values"
+
+
+@pytest.mark.parametrize("seed", [3, 5])
+def test_a_model_runs_under_torch_compile(seed: int) -> None:
+    program(seed).run_backend()
+
+
+def test_an_engine_that_the_cache_does_not_have_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DiskStore, "write", lambda self, key, parts: None)
+    with pytest.raises(ModelError, match="cached: the engine cache does not have engine_0"):
+        check_model(nn.ReLU, (TensorSpec((2, 3)),), build=True, min_block_size=1)
+
+
+def test_a_file_that_is_another_program_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = check_model(nn.Tanh, (TensorSpec((2, 3)),), min_block_size=1)
+    monkeypatch.setattr(models, "load", lambda path: other)
+    with pytest.raises(ModelError, match="saved: the loaded program differs"):
+        check_model(nn.ReLU, (TensorSpec((2, 3)),), saved=True, min_block_size=1)
 
 
 def test_a_failing_program_comes_with_its_script(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_misuse_is_told_before_the_search() -> None:
     model, x = nn.ReLU().eval(), torch.ones(2)
     with pytest.raises(ValueError, match="executor must be one of None, 'tensorrt', 'reference', got 'cpu'"):
         pipeline.bisect(model, (x,), executor="cpu")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="returns a Compiled, .* got one that ends with the stage 'convert'"):
+    with pytest.raises(TypeError, match=r"returns a Compiled, .* got one that ends with the stage 'convert'"):
         pipeline.bisect(model, (x,), compile=pipeline.default().until("convert"))
     with pytest.raises(TypeError, match=r"bisected without args, kwargs and dynamic_shapes: pass inputs=\[\(x,\)\]"):
         pipeline.bisect(compiled("tokens"), (x,))

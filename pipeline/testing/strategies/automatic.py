@@ -107,9 +107,8 @@ def call_with_arguments(target: object, values: Mapping[str, object]) -> Call:
     positional = [a for a in schema_arguments(target) if not a.keyword]
     last = max((i for i, a in enumerate(positional) if a.name in values), default=-1)
     args = tuple(values.get(a.name, a.default) for a in positional[: last + 1])
-    return Call(
-        target, args, {a.name: values[a.name] for a in schema_arguments(target) if a.keyword and a.name in values}
-    )
+    kwargs = {a.name: values[a.name] for a in schema_arguments(target) if a.keyword and a.name in values}
+    return Call(target, args, kwargs)
 
 
 def _draw_elementwise_call(draw: Draw, target: Any) -> Call:

@@ -71,9 +71,8 @@ def _broadcastable_shape(draw: Draw, full_shape: Shape) -> Shape:
     form = draw(st.sampled_from(["same", "shorter", "ones", "shorter", "both"]))
     starts = [*range(1, len(full_shape)), 1, len(full_shape)] if form in ("shorter", "both") and full_shape else [0]
     start = draw(st.sampled_from(starts))
-    ones = (
-        draw(st.tuples(*[st.booleans()] * len(full_shape))) if form in ("ones", "both") else (False,) * len(full_shape)
-    )
+    drawn = st.booleans() if form in ("ones", "both") else st.just(False)
+    ones = draw(st.tuples(*[drawn] * len(full_shape)))
     return tuple(1 if one else size for size, one in zip(full_shape, ones, strict=True))[start:]
 
 

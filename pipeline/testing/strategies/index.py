@@ -118,9 +118,8 @@ def draw_index_fill(draw: Draw, target: object) -> Call:
     count = draw(st.sampled_from([(), (3,), (0,)])) if shape else (1,)
     index = draw(tensors(count, torch.int64, ("index", shape[dim] if shape else 1), draw(st.booleans())))
     value = draw(tensors((), dtype)) if target is aten.index_fill.int_Tensor else draw(st.sampled_from([0, 1, True]))
-    return draw(
-        name_sizes(Call(target, (draw(any_tensors(shape, dtype)), dim, index, value)), {0: other_dims(shape, dim)})
-    )
+    call = Call(target, (draw(any_tensors(shape, dtype)), dim, index, value))
+    return draw(name_sizes(call, {0: other_dims(shape, dim)}))
 
 
 @strategy(aten.one_hot.default)
@@ -138,9 +137,8 @@ def draw_masked_scatter(draw: Draw, target: object) -> Call:
         return Call(target, given, sizes={"n": (1, 3, 9)})
     part = tuple(1 if draw(st.booleans()) else s for s in shape)[draw(st.integers(0, len(shape))) :]
     if draw(st.integers(0, 3)) == 0:
-        return Call(
-            target, (draw(any_tensors(part, dtype)), draw(tensors(shape, torch.bool)), draw(tensors(shape, dtype)))
-        )
+        mask, source = draw(tensors(shape, torch.bool)), draw(tensors(shape, dtype))
+        return Call(target, (draw(any_tensors(part, dtype)), mask, source))
     source = draw(tensors((math.prod(shape) + draw(st.integers(0, 2)),), dtype))
     return Call(target, (draw(any_tensors(shape, dtype)), draw(tensors(part, torch.bool)), source))
 

@@ -49,9 +49,8 @@ def draw_vector_norm(draw: Draw, target: object) -> Call:
 def draw_histc(draw: Draw, target: object) -> Call:
     spec = draw(tensors(draw(shapes()), torch.float32, value_kinds(torch.float32, ("normal", "small", "unit"))))
     low = draw(st.sampled_from((-1, 0, -3.0, 0.5)))
-    return draw(
-        name_sizes(Call(target, (spec, draw(st.integers(1, 7)), low, low + draw(st.sampled_from((1, 4, 2.5))))))
-    )
+    high = low + draw(st.sampled_from((1, 4, 2.5)))
+    return draw(name_sizes(Call(target, (spec, draw(st.integers(1, 7)), low, high))))
 
 
 @strategy(prims.div.default)
@@ -123,10 +122,8 @@ def draw_searchsorted(draw: Draw, target: object) -> Call:
     x = draw(tensors((*leading, draw(st.sampled_from((3, 7)))), dtype, value_kinds(dtype, ORDERED_VALUES)))
     kwargs = {"right": draw(st.booleans()), "out_int32": draw(st.booleans())}
     args = (sequence, x) if target is aten.searchsorted.Tensor else (x, sequence)
-    varies = {args.index(x): [-1]} | ({} if sequence.constant else {args.index(sequence): [-1]})
-    return draw(
-        name_sizes(Call(target, args, kwargs), draw(st.sampled_from([{i: d} for i, d in varies.items()])), least=0)
-    )
+    varies = [args.index(x), *([] if sequence.constant else [args.index(sequence)])]
+    return draw(name_sizes(Call(target, args, kwargs), {draw(st.sampled_from(varies)): [-1]}, least=0))
 
 
 @strategy(aten.kthvalue.default)

@@ -92,8 +92,6 @@ def draw_cache_update(draw: Draw, target: Any) -> Call:
 TOKENS: tuple[Dim, ...] = ("t", "t", 1, 5, 70, 300)
 """Numbers of tokens to test: dynamic, 1, within one chunk, and over several chunks."""
 FADES = ("uniform", -0.8, 0.0)
-
-
 WIDTHS: st.SearchStrategy[Dim] = st.integers(1, 6) | st.just("w")
 
 

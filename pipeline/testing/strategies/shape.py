@@ -70,12 +70,8 @@ def draw_split_with_sizes(draw: Draw, target: object) -> Call:
     if draw(st.integers(0, 3)) == 0:
         x = draw(any_tensors(replace_size(shape, dim, "n"), dtype))
         return Call(target, (x, [2, Size("n", offset=-2)], dim), sizes={"n": (4, 5, 8)})
-    return draw(
-        name_sizes(
-            Call(target, (draw(any_tensors(shape, dtype)), draw(_sizes_with_sum(shape[dim])), dim)),
-            {0: other_dims(shape, dim)},
-        )
-    )
+    call = Call(target, (draw(any_tensors(shape, dtype)), draw(_sizes_with_sum(shape[dim])), dim))
+    return draw(name_sizes(call, {0: other_dims(shape, dim)}))
 
 
 @strategy(aten.split.Tensor, aten.unsafe_split.Tensor, aten.chunk.default)
