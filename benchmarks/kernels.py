@@ -1,6 +1,6 @@
 """``python -m benchmarks.kernels``: the kernels of engines, and what the passes of ``improve`` save of them. No GPU.
 
-They are read in the plans (`pipeline.build.kernels`). What a kernel saved is worth is told on a GPU, by ``python -m
+They are read in the plans (`pipeline.network.kernels`). What a kernel saved is worth is told on a GPU, by ``python -m
 benchmarks.improvements``; that it is saved shows here.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.environment import collect
 from benchmarks.improvements import CASES, chosen, variants
 from pipeline import Compiled
-from pipeline.build.kernels import Kernel, kernels
+from pipeline.network.kernels import Kernel, kernels
 
 CAPABILITY = "8.9"
 """Plans are made for this compute capability alone: they hold a program for each."""

@@ -108,7 +108,7 @@ def serialize(handle: NetworkHandle, order: BuildOrder, plan: PlanFile, monitor:
         if order.is_refittable_weight(weight):
             handle.net.mark_weights_refittable(weight)
     for layer in map(handle.net.get_layer, range(handle.net.num_layers)):
-        layer.metadata = layer.name  # the plan then lists the layers of fused kernels (inspector, `build.kernels`)
+        layer.metadata = layer.name  # the plan then lists the layers of fused kernels (inspector, `network.kernels`)
     with (
         report_full_disk(f"{order.name}: its plan", plan),
         interruptible(monitor),

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from attrs import frozen
 
 from pipeline.network.description import Layer, Network
+from pipeline.network.kernels import Kernel, all_steps
 from pipeline.trt import CAPABILITIES
 
 LOW: Final = ("int8", "int4", "fp8_e4m3", "fp4_e2m1")
 """The names of low-bit quantized types in TensorRT's plans."""
 
-PRODUCTS: Final = ("fully_connected", "runtime_fusion", "corrltn", "convolution", "conv")
 UNREAD: Final = {
     **dict.fromkeys(
         [("float8_e4m3fn", dtype) for dtype in ("float32", "float16", "bfloat16")],
@@ -29,12 +29,9 @@ UNREAD: Final = {
 """Why some TensorRT cannot fuse a dequantized weight with a matmul, by the weight's quantized and dequantized dtype."""
 PASSING: Final = ("UNSQUEEZE", "SQUEEZE", "SHUFFLE", "CAST", "IDENTITY")
 
-_PROGRAM = re.compile(rb"main \{\n.*?(?=\n[a-z_]*main|\x00)", re.S)
-_STEP = re.compile(r"^ +(?P<kind>\w+)=\{ name=(?P<name>\"[^\"]*\"|\S+)")
-_READ = re.compile(r" (?:input_args|input)=\{(?P<tensors>[^}]*)\}")
-_COMPUTED = re.compile(r"layers=\"([^\"]*)\"")
 _TENSOR = re.compile(rb"tensor=\{(?P<text>[^\n]*?)name=\"(?P<name>[^\"]*)\"[^\n]*?type=(?P<type>\w+)")
-_QUOTED = re.compile(r'"([^"]*)"')
+KernelsWithCodes: TypeAlias = Sequence[tuple[Kernel, tuple[str, ...]]]
+"""The kernels of a plan, each with the low-bit dtypes of the tensors that it reads."""
 
 
 @frozen
@@ -60,21 +57,6 @@ class Pair:
     def __str__(self) -> str:
         said = {True: "fused", False: "not fused", None: "unknown"}[self.fused]
         return f"{self.layer}: {self.type} {self.of}: {said}: {self.why}"
-
-
-@frozen
-class PlanKernel:
-    """A kernel of a plan: its kind, its name, the layers that it computes, and the low-bit dtypes of its inputs."""
-
-    kind: str
-    name: str
-    layers: frozenset[str]
-    codes: tuple[str, ...]
-
-    @property
-    def is_matmul_like(self) -> bool:
-        """Return whether the kernel computes a matmul, a convolution or an attention."""
-        return self.kind in PRODUCTS or "_mha" in self.name
 
 
 def find_quantized_pairs(network: Network, plan: Any, built_network: Network | None = None) -> tuple[Pair, ...]:
@@ -109,19 +91,19 @@ def _dequantizing_layers(network: Network) -> Iterator[tuple[Layer, Literal["wei
             yield layer, "weight" if maker.kind == "CONSTANT" else "activation", codes
 
 
-def _is_fused_and_why(network: Network, layer: Layer, role: str, kernels: Sequence[PlanKernel]) -> tuple[bool, str]:
+def _is_fused_and_why(network: Network, layer: Layer, role: str, kernels: KernelsWithCodes) -> tuple[bool, str]:
     """Return whether a matmul's kernel dequantizes ``layer``'s input, and the evidence. ``role``: `Pair.of`."""
-    inside = [step for step in kernels if layer.name in step.layers]
     readers = _layers_reading(network, layer.outputs[0].name)
     names = {reader.name for reader in readers}
-    for step in kernels:  # a plan merges equal pairs under the names of one: only their readers differ
-        if step.is_matmul_like and len(step.codes) > 1 and (layer.name in step.layers or names & step.layers):
-            return True, f"{step.name} multiplies {' by '.join(step.codes[:2])}"
-        if step.is_matmul_like and step.codes and layer.name in step.layers and role == "weight":
-            return True, f"{step.name} reads {step.codes[0]}, and dequantizes it inside"
+    products = [(kernel, codes) for kernel, codes in kernels if codes and kernel.role != "other"]
+    for kernel, codes in products:  # a plan merges equal pairs under the names of one: only their readers differ
+        if len(codes) > 1 and not {layer.name, *names}.isdisjoint(kernel.layers):
+            return True, f"{kernel.name} multiplies {' by '.join(codes[:2])}"
+        if layer.name in kernel.layers and role == "weight":
+            return True, f"{kernel.name} reads {codes[0]}, and dequantizes it inside"
     reader_kinds = ", ".join(sorted({reader.kind for reader in readers})) or "nothing"
-    separate = next((step for step in inside if step.codes and not step.is_matmul_like), None)
-    if separate is not None:
+    others = (kernel for kernel, codes in kernels if codes and kernel.role == "other" and layer.name in kernel.layers)
+    if (separate := next(others, None)) is not None:
         return False, f"{separate.name}, a kernel of its own, dequantizes it before {reader_kinds} reads it"
     if role == "weight":
         return False, f"TensorRT dequantized the weight during the build: {reader_kinds} reads floats"
@@ -142,18 +124,12 @@ def _layers_reading(network: Network, tensor_name: str) -> list[Layer]:
     return readers
 
 
-def _read_kernels(plan: Any) -> tuple[PlanKernel, ...] | None:
-    """Return the kernels that a plan lists as text, in a block after ``main {``; None if it has no such block."""
-    found = _PROGRAM.search(plan)
-    if found is None:
+def _read_kernels(plan: Any) -> KernelsWithCodes | None:
+    """Return the kernels that a plan lists as text, each with the low-bit dtypes of the tensors that it reads; None if
+    the plan has no such list."""
+    try:
+        steps = all_steps(plan)
+    except ValueError:
         return None
     types = {m["name"].decode(): m["type"].decode() for m in _TENSOR.finditer(plan)}
-    kernels = []
-    for line in found[0].decode(errors="replace").split("\n"):
-        if named := _STEP.match(line):  # such as ``  conv={ name="k" … input={"t"} … layers="fc"``
-            read, computed = _READ.search(line), _COMPUTED.search(line)
-            tensors = _QUOTED.findall(read["tensors"]) if read is not None else []
-            codes = tuple(types[name] for name in tensors if types.get(name) in LOW)
-            layers = frozenset(computed[1].split("\x1f")) if computed is not None else frozenset[str]()
-            kernels.append(PlanKernel(named["kind"], named["name"].strip('"'), layers, codes))
-    return tuple(kernels)
+    return [(step, tuple(types[name] for name in step.reads if types.get(name) in LOW)) for step in steps]

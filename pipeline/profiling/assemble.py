@@ -10,9 +10,9 @@ from statistics import median
 from attrs import evolve, field, frozen
 
 from pipeline.aten.naming import module_path, node_name
-from pipeline.build.kernels import Kernel, all_steps
 from pipeline.compiled import Compiled
 from pipeline.errors import source_line_in
+from pipeline.network.kernels import Kernel, all_steps
 from pipeline.profiling.kernels import Span, most_common_runs, time_rows
 from pipeline.profiling.matching import match_rows
 from pipeline.program import Segment, is_operator

@@ -17,7 +17,7 @@ from itertools import takewhile
 from attrs import frozen
 
 from pipeline.aten.naming import node_name
-from pipeline.build.kernels import SIZES, STREAMS, Kernel
+from pipeline.network.kernels import SIZES, STREAMS, Kernel
 
 _INSTANCE = re.compile(r"(?:_0x[0-9a-f]+)?(?:_myl\d+_\d+)?$")
 _LIBRARY = re.compile(r"gemm|gemv|xmma|cutlass|cudnn|matmul|nvjet|wgmma|conv|corr", re.I)

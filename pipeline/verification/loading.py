@@ -14,12 +14,12 @@ from attrs import define, evolve, field
 
 from pipeline.aten.naming import node_name
 from pipeline.aten.op_predicates import is_cheap
-from pipeline.build.kernels import kernels
 from pipeline.capture.capture import capture
 from pipeline.capture.fake_tensors import fake_result_key
 from pipeline.compiled import Compiled
 from pipeline.compose.events import report
 from pipeline.errors import ExecutionError
+from pipeline.network.kernels import kernels
 from pipeline.program import Partitioned, Program, Segment, Validated, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.agreement import Healed

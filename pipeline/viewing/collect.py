@@ -14,12 +14,12 @@ from toolz import groupby
 
 from pipeline.aten.naming import module_path, module_stack, node_name
 from pipeline.aten.tensor_type import TensorType
-from pipeline.build.kernels import kernels
 from pipeline.compiled import Compiled, RefitMap
 from pipeline.errors import Fallback, source_line_in
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Layer, Network
 from pipeline.network.engine import Engine
+from pipeline.network.kernels import kernels
 from pipeline.program import GETITEM, Partitioned, Segment, input_and_output_lines, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.agreement import versions

@@ -11,8 +11,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.kernels import CAPABILITY
-from pipeline.build.kernels import Kernel, kernels
 from pipeline.compat.transformers import compile_for_generation
+from pipeline.network.kernels import Kernel, kernels
 from pipeline.trt import CAPABILITIES
 
 pytestmark = pytest.mark.skipif(

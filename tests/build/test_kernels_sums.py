@@ -14,7 +14,7 @@ from torch.export import Dim
 
 import pipeline
 from benchmarks.kernels import CAPABILITY
-from pipeline.build.kernels import kernels
+from pipeline.network.kernels import kernels
 from pipeline.quirks import is_avoided
 from pipeline.quirks.plan_detectors import find_float16_attention_sums, find_kernel_offsets
 from pipeline.trt import CAPABILITIES

@@ -12,9 +12,9 @@ from attrs import evolve
 from torch.export import Dim
 
 import pipeline
-from pipeline.build.kernels import kernels
 from pipeline.impl import attention_limits
 from pipeline.impl.attention_limits import CONDITIONS, HEAD_DIMS, AttentionCase, first_unmet_condition
+from pipeline.network.kernels import kernels
 from pipeline.quirks import is_avoided
 from pipeline.trt import CAPABILITIES, Log, new_network, to_trt, trt
 from tests.build.attentions import Attend

@@ -12,7 +12,7 @@ import torch
 
 import pipeline.api  # noqa: F401 - defines how a profile is written
 from pipeline import Compiled, ExecutionError
-from pipeline.build.kernels import Kernel, kernels
+from pipeline.network.kernels import Kernel, kernels
 from pipeline.profiling.assemble import MeasuredTimes, Rows, assemble_profile
 from pipeline.profiling.matching import kernel_stem, layers_in_name, match_rows, parse_metadata
 from pipeline.records.profile import Profile

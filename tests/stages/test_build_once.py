@@ -13,8 +13,8 @@ from torch import nn
 import pipeline
 from pipeline.aten.naming import node_name
 from pipeline.build import deduplicate
-from pipeline.build.kernels import kernels
 from pipeline.compiled import Compiled
+from pipeline.network.kernels import kernels
 from pipeline.partitioning import assemble
 from pipeline.program import Partitioned, Validated
 from pipeline.runtime.engine_load import LoadedEngine

@@ -16,9 +16,10 @@ _PROGRAM = re.compile(rb"main \{\n.*?(?=\n[a-z_]*main|\x00)", re.S)
 _LINE = re.compile(r"^ +(\w+)=\{ name=(\"[^\"]*\"|\S+)")
 _LAYERS = re.compile(r"layers=\"([^\"]*)\"")
 _BETWEEN = "\x1f"
+_READ = re.compile(r" (?:input_args|input)=\{([^}]*)\}")
 STREAMS, SIZES = frozenset({"signal", "wait"}), frozenset({"shape_call"})
 """Kinds of steps in a plan that compute nothing: they synchronize streams, or let the host compute sizes."""
-PRODUCTS = frozenset({"fully_connected", "runtime_fusion", "corrltn"})
+PRODUCTS = frozenset({"fully_connected", "runtime_fusion", "corrltn", "convolution", "conv"})
 """Kinds of steps that compute a matmul or convolution, with the operations fused into it."""
 
 
@@ -29,12 +30,14 @@ class Kernel:
     kind: TensorRT's name for the kind of step: ``function``, ``runtime_fusion``, ``corrltn``, ``fully_connected``…
     name: the name, which lists the fused operations. layers: the network's layers that the step computes, wholly or
     partly. place: the index of this step among all steps, which TensorRT's profiler appends to the name; -1 if unknown.
+    reads: the names of the tensors in the plan that it reads.
     """
 
     kind: str
     name: str
     layers: tuple[str, ...] = ()
     place: int = -1
+    reads: tuple[str, ...] = ()
 
     @property
     def role(self) -> str:
@@ -60,7 +63,8 @@ def all_steps(plan: Any) -> tuple[Kernel, ...]:
         raise ValueError("the engine plan contains no list of kernels as text: expected a plan of TensorRT-RTX 1.4")
     kernels: list[Kernel] = []
     for line in filter(None, map(_LINE.match, found[0].decode(errors="replace").split("\n"))):
-        layers = _LAYERS.search(line.string)
+        layers, read = _LAYERS.search(line.string), _READ.search(line.string)
         names = layers[1].split(_BETWEEN) if layers is not None else []
-        kernels.append(Kernel(line[1], line[2].strip('"'), tuple(filter(None, names)), place=len(kernels)))
+        tensors = re.findall(r'"([^"]*)"', read[1]) if read is not None else []
+        kernels.append(Kernel(line[1], line[2].strip('"'), tuple(filter(None, names)), len(kernels), tuple(tensors)))
     return tuple(kernels)
