@@ -52,7 +52,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
         ),
     ),
     "capture": (2_200, ("capture/",)),
-    "what persuades torch.export": (5_450, ("export_fixes/",)),
+    "what persuades torch.export": (5_460, ("export_fixes/",)),
     "kernel faults": (1_490, ("quirks/",)),
     "converters": (5_080, ("converters/",)),
     "building blocks": (5_030, ("impl/",)),
