@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
-from attrs import Factory, define
+from attrs import Factory, define, frozen
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -27,7 +27,6 @@ from pipeline.export_fixes import input_checks
 from pipeline.export_fixes.error_attribution import Inputs
 from pipeline.export_fixes.input_checks import bind_args, entries_by_dim
 from pipeline.export_fixes.module_copy import distinct_tensor
-from pipeline.frozen import FrozenDict
 from pipeline.inputs import Input, is_input
 from pipeline.shapes.environment import expression
 from pipeline.shapes.linear import solve_for
@@ -290,11 +289,11 @@ def size_requests(
     exported: ExportedProgram, model: torch.nn.Module, inputs: Inputs, shapes: object
 ) -> Iterator[SizeRequest]:
     """Yield (size in the exported graph, entry) for each dim of an input that has an entry in ``shapes``."""
-    asked = _map_with_entries(lambda value, spec: FrozenDict(entries_by_dim(spec)), bind_args(model, *inputs), shapes)
+    asked = _map_with_entries(lambda value, spec: _DimRequests(entries_by_dim(spec)), bind_args(model, *inputs), shapes)
     found = _to_args_and_kwargs(model, inputs, asked)
     values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
     for name, wish in zip(exported.graph_signature.user_inputs, tree_flatten(found)[0], strict=True):
-        for dim, entry in wish.items() if isinstance(wish, FrozenDict) else ():  # no pytree, so it is a leaf
+        for dim, entry in wish.entries.items() if isinstance(wish, _DimRequests) else ():
             yield values[str(name)].shape[dim], entry
 
 
@@ -328,6 +327,13 @@ def _symbol_and_range(size: Argument, low: int | None, high: int | None) -> Iter
     ]
     if ends[0] is not None and (high is None or ends[1] is not None):
         yield name, ends[0], ends[1]
+
+
+@frozen
+class _DimRequests:
+    """The ``dynamic_shapes`` entries of one input tensor, by dim. transformers' outputs take a mapping apart."""
+
+    entries: Mapping[int, Any]
 
 
 def _is_dynamic_size(size: Argument, ranges: Mapping[Any, Any]) -> bool:

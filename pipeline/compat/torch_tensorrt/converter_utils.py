@@ -24,15 +24,50 @@ from pipeline.compat.torch_tensorrt.values import (
     torch_dtype,
     transpose_constant,
 )
-from pipeline.converters.converter_utils import args_bounds_check as args_bounds_check
-from pipeline.converters.converter_utils import get_positive_dim as get_positive_dim
-from pipeline.converters.converter_utils import set_layer_name as set_layer_name
+from pipeline.converters.converter_utils import args_bounds_check, get_positive_dim, set_layer_name
 from pipeline.converters.lookup import describe_symbolic_dims
-from pipeline.converters.types import enforce_tensor_types as enforce_tensor_types
+from pipeline.converters.types import enforce_tensor_types
 from pipeline.impl import base
 from pipeline.program import describe_value
 from pipeline.settings import CompilationSettings
 from pipeline.trt import trt
+
+__all__ = [
+    "add_activation_layer",
+    "add_binary_elementwise_layer",
+    "add_matrix_multiply_layer",
+    "add_unary_layer",
+    "append",
+    "args_bounds_check",
+    "broadcast",
+    "broadcast_to_same_shape",
+    "broadcastable",
+    "calculate_strides",
+    "cast_int_int_div_trt_tensor",
+    "cast_int_or_float_to_bool",
+    "cast_trt_tensor",
+    "create_constant",
+    "enforce_tensor_types",
+    "extend_attr_to_tuple",
+    "flatten_dims",
+    "get_axes_for_reduce_op",
+    "get_dyn_range",
+    "get_node_io",
+    "get_node_name",
+    "get_positive_dim",
+    "get_trt_tensor",
+    "has_dynamic_shape",
+    "is_only_operator_on_placeholder",
+    "load_tensorrt_llm_for_nccl",
+    "mark_as_int8_layer",
+    "prepend_ones",
+    "set_item",
+    "set_layer_name",
+    "to_numpy",
+    "to_torch",
+    "to_trt_weights",
+    "type_cast",
+]
 
 
 def get_trt_tensor(
