@@ -20,31 +20,39 @@ def full(net: Net, fill_value: Value) -> ITensor:
     return shape.full(net, result_sizes(net), fill_value, fake_result(net).dtype)
 
 
-LIKE = {aten.full_like.default: aten.full.default, aten.empty_like.default: aten.empty.memory_format}
+LIKE = {
+    aten.full_like.default: aten.full.default,
+    aten.fill.Scalar: aten.full.default,
+    aten.empty_like.default: aten.empty.memory_format,
+}
+NEW = {
+    aten.new_full.default: aten.full.default,
+    aten.new_empty.default: aten.empty.memory_format,
+    aten.new_empty_strided.default: aten.empty_strided.default,
+}
+UNUSED = frozenset({"layout", "device", "pin_memory", "memory_format"})
+"""Names of arguments that do not affect the results of creation operators in an engine."""
 
 
 def _decompose_creation_like(like_operator: Any, create: Any) -> Any:
-    """Declare the decomposition of an operator such as ``full_like`` to ``create`` (``full``), and return it."""
+    """Declare the decomposition of an operator such as ``ones_like`` to ``create`` (``ones``), and return it."""
 
     @register_torch_trt_decomposition(like_operator)
-    def decompose(self: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
-        return create(self.shape, *args, dtype=dtype or self.dtype, device=self.device)
+    def decompose(self: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
+        size = (self.shape,) if like_operator in LIKE else ()
+        given = {name: value for name, value in options.items() if name not in UNUSED}
+        return create(*size, *args, **given, dtype=dtype or self.dtype, device=self.device)
 
     return decompose
 
 
-DECOMPOSITIONS = [_decompose_creation_like(*row) for row in LIKE.items()]
+DECOMPOSITIONS = [_decompose_creation_like(*row) for row in (LIKE | NEW).items()]
 
 
 @register_torch_trt_decomposition(aten.fill.Tensor)
 def fill(self: torch.Tensor, value: torch.Tensor) -> Any:
     value = value if value.dtype == self.dtype else value.to(self.dtype)
     return value.expand(self.shape) if self.dim() else value.clone()
-
-
-@register_torch_trt_decomposition(aten.new_empty_strided.default)
-def new_empty_strided(self: torch.Tensor, size: Any, stride: Any, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    return aten.empty_strided.default(size, stride, dtype=dtype or self.dtype, device=self.device)
 
 
 @converts(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default)
