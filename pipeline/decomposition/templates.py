@@ -109,7 +109,21 @@ def _trace_decomposition(
             node.target = composite_of_stand_in(node.target)
     if any(n.op == "get_attr" or n.target is target or _introduces_symbols(n) for n in traced.graph.nodes):
         return None
+    _sort_size_reads(traced.graph)
     return traced
+
+
+def _sort_size_reads(graph: torch.fx.Graph) -> None:
+    """Sort successive nodes that read sizes, by tensor and dim. Their order in a trace depends on earlier traces in the
+    same fake mode, so the first compilation of a program could have another order than the second."""
+    position = {node: i for i, node in enumerate(graph.nodes)}
+
+    def key(node: torch.fx.Node) -> tuple[int, object] | None:
+        return (position[node.args[0]], node.args[1]) if node.target is torch.ops.aten.sym_size.int else None  # type: ignore[index]
+
+    for node in list(graph.nodes):
+        while (own := key(node)) and (before := key(node.prev)) and own < before:
+            node.prev.prepend(node)
 
 
 def _copy_lists(value: object) -> object:
