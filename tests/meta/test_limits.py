@@ -57,7 +57,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "converters": (5_080, ("converters/",)),
     "building blocks": (5_030, ("impl/",)),
     "improvement passes": (3_590, ("improvements/",)),
-    "decomposition": (3_290, ("decomposition/",)),
+    "decomposition": (3_300, ("decomposition/",)),
     "partitioning": (1_080, ("partitioning/",)),
     "networks": (1_670, ("network/",)),
     "engine builds": (950, ("build/",)),
