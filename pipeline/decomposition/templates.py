@@ -120,6 +120,7 @@ def _trace_decomposition(
     for node in traced.graph.nodes:
         if node.op == "call_function":
             node.target = composite_of_stand_in(node.target)
+    _sort_size_reads(traced.graph)
     return next(filter(None, (_reason_against(node, target) for node in traced.graph.nodes)), traced)
 
 
@@ -130,6 +131,19 @@ def _reason_against(node: torch.fx.Node, target: object) -> str:
     if node.target is target:
         return "it calls the operator itself"
     return "it computes a tensor whose size depends on data" if _introduces_symbols(node) else ""
+
+
+def _sort_size_reads(graph: torch.fx.Graph) -> None:
+    """Sort successive nodes that read sizes, by tensor and dim. Their order in a trace depends on earlier traces in the
+    same fake mode, so the first compilation of a program could have another order than the second."""
+    position = {node: i for i, node in enumerate(graph.nodes)}
+
+    def key(node: torch.fx.Node) -> tuple[int, object] | None:
+        return (position[node.args[0]], node.args[1]) if node.target is torch.ops.aten.sym_size.int else None  # type: ignore[index]
+
+    for node in list(graph.nodes):
+        while (own := key(node)) and (before := key(node.prev)) and own < before:
+            node.prev.prepend(node)
 
 
 def _copy_lists(value: object) -> object:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+import pipeline
 from pipeline.errors import CaptureError
 from pipeline.testing import TensorSpec, check_model
+from pipeline.testing.models import capture_model
 
 SIZES = {"n": (2, 3, 7)}
 
@@ -243,3 +245,19 @@ def test_what_torch_export_cannot_make_functional_is_an_error_of_capture(monkeyp
     monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", fails)
     with pytest.raises(CaptureError, match="cannot functionalize the in-place operators of the model: Subtraction"):
         check_model(Written, (TensorSpec(("n", 4)),), sizes=SIZES)
+
+
+class Shuffled(nn.Module):
+    """Channels in another order: its decomposition reads two sizes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[1, 2, H, W] -> [1, 2, H, W]"""
+        return nn.functional.channel_shuffle(x, 2)
+
+
+def test_sizes_are_read_in_the_same_order_in_each_compilation() -> None:
+    """The first compilation read the width first, later ones the height."""
+    spec, sizes = TensorSpec((1, 2, "h", "w")), {"h": (8, 8, 11), "w": (8, 9, 11)}
+    program = capture_model(Shuffled, (spec,), sizes=sizes)
+    decompose = pipeline.default().until("decompose")
+    assert str(decompose(program)) == str(decompose(program))
