@@ -139,7 +139,7 @@ def _sort_size_reads(graph: torch.fx.Graph) -> None:
     position = {node: i for i, node in enumerate(graph.nodes)}
 
     def key(node: torch.fx.Node) -> tuple[int, object] | None:
-        return (position[node.args[0]], node.args[1]) if node.target is torch.ops.aten.sym_size.int else None  # type: ignore[index]
+        return (position[node.args[0]], node.args[1]) if node.target is torch.ops.aten.sym_size.int else None
 
     for node in list(graph.nodes):
         while (own := key(node)) and (before := key(node.prev)) and own < before:
