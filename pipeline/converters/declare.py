@@ -44,7 +44,8 @@ def dynamo_tensorrt_converter(
     if isinstance(key, FunctionType) and [*inspect.signature(key).parameters][1:] == [*TAKES[1:]]:
         raise TypeError(f"the target is missing: decorate {key.__name__} with @dynamo_tensorrt_converter(target)")
     target = target_of(key)
-    check_functional(target)
+    if reason := reason_never_called(target):
+        raise TypeError(reason)
 
     def declare(function: F) -> F:
         _check_converter(function)
@@ -100,16 +101,17 @@ def target_of(key: object) -> Target:
     return key
 
 
-def check_functional(key: object) -> None:
-    """Raise a `TypeError` for an in-place operator, for one with an argument ``out``, and for a packet of these alone:
-    capture replaces their calls by functional operators."""
+def reason_never_called(key: object) -> str:
+    """Return why a graph never calls an operator, or a packet: it is in-place or has an argument ``out``, and capture
+    replaces such calls by functional operators. Empty for other operators."""
     overloads = targets_of_key(key) if isinstance(key, OpOverloadPacket) else (key,)
     schemas = [op._schema for op in overloads if isinstance(op, OpOverload) and op._schema.is_mutable]
     writing = [s for s in schemas if s.name.endswith("_") or any(each.is_out for each in s.arguments)]
     if len(writing) == len(overloads):
         space, name = writing[0].name.split("::")
         advice = _operator_advice(name.removesuffix("_")) if space == "aten" else "declare one that returns its result"
-        raise TypeError(f"a graph has no {key}, which writes to its arguments, only functional operators: {advice}")
+        return f"a graph has no {key}, which writes to its arguments, only functional operators: {advice}"
+    return ""
 
 
 def operator_by_name(name: str) -> OpOverload[..., Any] | OpOverloadPacket[..., Any]:

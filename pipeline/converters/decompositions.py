@@ -11,7 +11,7 @@ import torch._decomp
 from torch._ops import OpOverload, OpOverloadPacket
 
 from pipeline.aten.support import function_name
-from pipeline.converters.declare import attach, check_functional, collect, records_of, target_of
+from pipeline.converters.declare import attach, collect, reason_never_called, records_of, target_of
 from pipeline.errors import UnreachedWarning, warn
 from pipeline.frozen import FrozenDict
 
@@ -33,8 +33,8 @@ def register_torch_trt_decomposition(
     to a table). A table is immutable: its method `register` returns a new table with the function.
     """
     operators = _functional_overloads(op)
-    for each in operators or (op,):
-        check_functional(each)
+    for reason in filter(None, map(reason_never_called, operators or (op,))):
+        warn(reason, UnreachedWarning)
     if registry is not None and not isinstance(registry, MutableMapping):
         raise TypeError(
             f"registry is {registry!r}: expected a dict, to which the function is added. A table is immutable: "
