@@ -15,6 +15,7 @@ from pipeline.artifact.measurement_file import measurement_store
 from pipeline.capture.capture import Model
 from pipeline.compiled import Compiled
 from pipeline.compiled import Executor as Runs
+from pipeline.compose.joins import is_empty
 from pipeline.compose.pipelines import Pipeline
 from pipeline.converters import DECOMPOSITIONS, DYNAMO_CONVERTERS
 from pipeline.converters.decompositions import DecompositionTable, select_decompositions
@@ -193,7 +194,7 @@ def bisect(
     runs = choose_executor(executor)
     compile = _stages_until_compiled(default() if compile is None else compile, build_engines=runs == "tensorrt")
     alone = isinstance(model, Compiled)
-    if alone and (args or kwargs or dynamic_shapes):
+    if alone and not (is_empty(args) and is_empty(kwargs) and dynamic_shapes is None):
         raise TypeError("a Compiled is bisected without args, kwargs and dynamic_shapes: pass inputs=[(x,)] for calls")
     compiled: Compiled = model if alone else compile(model, args, kwargs, dynamic_shapes)
     check_compilable(compiled.program)
@@ -210,7 +211,8 @@ def _stages_until_compiled(compile: Pipeline[Program, Any], *, build_engines: bo
     last = next((step.name for step in compile if step.gives is Compiled), None)
     if last is None:
         due = "compile must be a pipeline that returns a Compiled, such as pipeline.default()"
-        raise TypeError(f"{due}, got one that ends with the stage {compile.names[-1]!r}")
+        ends = f"one that ends with the stage {compile.names[-1]!r}" if compile.names else "one without stages"
+        raise TypeError(f"{due}, got {ends}")
     compile = compile.until(last)
     built = next((step.name for step in compile if step.gives is Built), None)
     return compile if build_engines or built is None else compile.replace(built, unbuilt)

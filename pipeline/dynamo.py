@@ -139,9 +139,15 @@ MODES: Final[Mapping[str, Mapping[str, object]]] = {
 """The settings that each ``mode`` of torch.compile sets."""
 
 
-def entry_point(graph_module: GraphModule, example_inputs: Sequence[object], **given: Any) -> Function:
+def entry_point(
+    graph_module: GraphModule,
+    example_inputs: Sequence[object],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Function:
     """Compile a graph, as the backend of ``torch.compile(model, backend="pipeline", mode=…, options=…)``."""
-    return backend()(graph_module, example_inputs, **given)
+    return backend()(graph_module, example_inputs, mode=mode, options=options)
 
 
 def _compile_runner(

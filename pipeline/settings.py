@@ -68,15 +68,22 @@ def _parse_weight_patterns(patterns: object) -> tuple[str, ...]:
 
 
 def _to_path(value: Any) -> Any:
-    """Return a path as text; return other values, right or wrong, unchanged for the validator `_check_path`."""
+    """Return a path as text; return other values, right or wrong, unchanged for the field's validator."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _check_path(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
-    """Raise a `TypeError` if a field's value is neither a path nor True or False; None if that is the default."""
-    if not isinstance(value, str | (bool if field.default is not None else None)) or value == "":
-        expected = "True, False or a path" if field.default is not None else "a folder, an fsspec URL or None"
-        raise TypeError(f"{field.name} must be {expected}, got {value!r}")
+def _path_validator(other: type, expected: str) -> Callable[[object, "attrs.Attribute[Any]", object], None]:
+    """Return a validator of a path or a value of the type ``other``; ``expected`` names them in its `TypeError`."""
+
+    def check(_: object, field: "attrs.Attribute[Any]", value: object) -> None:
+        if not isinstance(value, (str, other)) or value == "":
+            raise TypeError(f"{field.name} must be {expected}, got {value!r}")
+
+    return check
+
+
+_is_path_or_flag = _path_validator(bool, "True, False or a path")
+_is_folder = _path_validator(type(None), "a folder, an fsspec URL or None")
 
 
 RUNTIME = (
@@ -244,13 +251,13 @@ class CompilationSettings:
     decompose_attention: bool = attrs.field(default=False, validator=_check_boolean)
     use_fp32_acc: bool | None = attrs.field(default=None, validator=_check_boolean)
     faster_in_torch: bool = attrs.field(default=True, validator=_check_boolean)
-    measurements: bool | str = attrs.field(default=True, converter=_to_path, validator=_check_path)
+    measurements: bool | str = attrs.field(default=True, converter=_to_path, validator=_is_path_or_flag)
     collectives_in_engine: bool = attrs.field(default=False, validator=_check_boolean)
     load_built_engines: bool = attrs.field(default=True, validator=_check_boolean)
     progress: bool | None = attrs.field(default=None, validator=_check_boolean)
     cache_built_engines: bool = attrs.field(default=False, validator=_check_boolean)
     reuse_cached_engines: bool = attrs.field(default=False, validator=_check_boolean)
-    engine_cache_dir: str | None = attrs.field(default=None, converter=_to_path, validator=_check_path)
+    engine_cache_dir: str | None = attrs.field(default=None, converter=_to_path, validator=_is_folder)
     engine_cache_size: int = attrs.field(default=5 << 30, validator=integer_validator(0, optional=False))
     cuda_graphs: bool = attrs.field(default=False, validator=_check_boolean)
     max_cuda_graphs: int = attrs.field(default=8, validator=integer_validator(1, optional=False))
@@ -263,7 +270,7 @@ class CompilationSettings:
         default=None, validator=one_of(None, "default", "max-autotune-no-cudagraphs")
     )
     copy_weights: bool = attrs.field(default=True, validator=_check_boolean)
-    runtime_cache: bool | str = attrs.field(default=True, converter=_to_path, validator=_check_path)
+    runtime_cache: bool | str = attrs.field(default=True, converter=_to_path, validator=_is_path_or_flag)
 
     def evolve(self, **fields: Any) -> Self:
         """Return a validated copy with these fields changed; raise a `TypeError` for an unknown field."""

@@ -86,7 +86,7 @@ def replace_weights(
     model's own tensors, and torch does not count all writes to these (``weight.data.add_(…)``). Unlike a changed
     weight, an unknown weight may be one that TensorRT has folded away.
     """
-    engines = zip(compiled.engines, compiled.networks, strict=True)
+    engines = zip(compiled.engines, compiled.networks, strict=bool(compiled.engines))  # none if it is unbuilt
     can_be_refitted = [engine.refittable for engine, network in engines if network.weights]
     refits, loaded = has_gpu() and any(can_be_refitted) and all(can_be_refitted), was_loaded_from_file(compiled)
     if (refits or loaded) and compiled.refit_map.computed:

@@ -152,8 +152,8 @@ MASK_SELECTIONS: Final = (aten.index.Tensor, aten.masked_select.default)
 
 
 def check_assumptions(exported: ExportedProgram, notes: ExportNotes) -> None:
-    """Warn of data-dependent conditions that the program assumes to hold: asserts in the model, and masks that must
-    select a fixed number of elements. Eager raises an error if such a condition is false.
+    """Refuse norms that update statistics, and warn of data-dependent conditions that the program assumes to hold:
+    asserts in the model, and masks that must select a fixed number of elements. Eager raises an error if one is false.
 
     Raises:
         CaptureError: a norm updates running statistics in training.

@@ -51,8 +51,9 @@ def _functionalize(exported: ExportedProgram) -> tuple[ExportedProgram, torch.fx
     module = inline_context_regions(exported.graph_module)
     module, signature = merge_aliased_constants(module, exported)
     unsupported = any(map(calls_context_region, module.graph.nodes)) or has_transforms(module)
-    if not unsupported and not redundant_symbols(exported):
+    redundant = redundant_symbols(exported)
+    if not unsupported and not redundant:
         with suppress(UnknownAliasError):
             return exported, *remove_mutation(module, signature)
-    exported = retrace(exported)
+    exported = retrace(exported, redundant)
     return exported, exported.graph_module, exported.graph_signature

@@ -15,14 +15,14 @@ from pipeline.shapes.environment import expression, expression_text
 from pipeline.shapes.from_export import ONE_SIZE_HINT
 
 
-def retrace(exported: ExportedProgram) -> ExportedProgram:
-    """Return an export that torch traced again, without in-place operators.
+def retrace(exported: ExportedProgram, redundant: Sequence[torch.fx.Node]) -> ExportedProgram:
+    """Return an export that torch traced again, without in-place operators; ``redundant``: its `redundant_symbols`.
 
     Raises:
         CaptureError: the second trace made a dynamic size of an input constant.
     """
     varying = _dynamic_input_sizes(exported)
-    with torch.no_grad(), patch_for_export(), _hide_unbacked_bindings(redundant_symbols(exported)):
+    with torch.no_grad(), patch_for_export(), _hide_unbacked_bindings(redundant):
         retraced: ExportedProgram = exported.run_decompositions({})
     for place in varying.keys() - _dynamic_input_sizes(retraced).keys():
         raise _specialized_size_error(retraced, *place)

@@ -74,14 +74,14 @@ def run_compile(options: argparse.Namespace) -> int:
     """Run ``pipeline compile``: compile a model, write its engines and a report to a folder; return the exit code."""
     folder = options.output
     if folder is not None:
-        _check_output_folder(folder, options.force)
+        _check_output_folder(folder, options)
     check_output_file(options.save)
     compile = create_pipeline(options)
     if options.verify:
         compile = compile | verify(options.verify)
     source = parse_source(options)
     folder = folder or Path(f"{source.name}.engines")
-    _check_output_folder(folder, options.force)
+    _check_output_folder(folder, options)
     with StageProgress(show=options.setting_progress) as progress:
         compiled = run_pipeline(compile.observed_by(progress), source)
     agreement, note = _agreement_or_note(options, compiled, source)
@@ -139,16 +139,17 @@ def _agreement_or_note(options: argparse.Namespace, compiled: Compiled, source: 
         return None, f"{type(error).__name__}: {first_line(error)}"
 
 
-def _check_output_folder(folder: Path, may_replace: bool) -> None:
-    if Path.cwd().is_relative_to(os.path.realpath(folder)):
-        raise UsageError(f"-o {folder}: the command runs in this folder, and would replace it; name another")
+def _check_output_folder(folder: Path, options: argparse.Namespace) -> None:
+    for what, path in ("the command runs", Path.cwd()), (f"{options.spec} is", Path(os.path.realpath(options.spec))):
+        if path.exists() and path.is_relative_to(os.path.realpath(folder)):
+            raise UsageError(f"-o {folder}: {what} in this folder, which would be replaced; name another")
     parent = Path(os.path.realpath(folder)).parent
     if not parent.is_dir():
         there = parent if folder.is_symlink() else folder.parent
         raise UsageError(f"the output {folder.name!r} cannot be written: the folder {str(there)!r} does not exist")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"-o {folder}: expected a folder, and this is a file")
-    if folder.is_dir() and any(folder.iterdir()) and not may_replace:
+    if folder.is_dir() and any(folder.iterdir()) and not options.force:
         raise UsageError(f"the output folder {str(folder)!r} is not empty; pass --force to replace it")
 
 

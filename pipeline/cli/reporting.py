@@ -55,7 +55,9 @@ def measure_agreement(compiled: Compiled, source: Source) -> Agreement:
     sizes: the model's own, or random ones."""
     module, program = compiled.module(), compiled.program
     sample = create_sample(program, tuned_sizes(program)[0])
-    (args, kwargs), (eager_args, eager_kwargs) = (sample.arguments(program, torch.device("cpu")) for _ in range(2))
+    tensors = (*program.parameters.values(), *program.examples.values())
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    (args, kwargs), (eager_args, eager_kwargs) = (sample.arguments(program, device) for _ in range(2))
     ours = module(*args, **kwargs)
     model = source.model.module() if isinstance(source.model, ExportedProgram) else source.model
     with torch.no_grad():

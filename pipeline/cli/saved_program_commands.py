@@ -15,7 +15,14 @@ from torch.utils._pytree import tree_unflatten
 from pipeline.artifact.load import load_program as load
 from pipeline.artifact.named_io import call_args, called_by_name, inputs_of
 from pipeline.artifact.serving import serve_config
-from pipeline.cli.usage import UsageError, add_input_flag, add_program_arguments, check_exists, check_output_file
+from pipeline.cli.usage import (
+    UsageError,
+    add_input_flag,
+    add_program_arguments,
+    check_exists,
+    check_keeps_inputs,
+    check_output_file,
+)
 from pipeline.compiled import Compiled, Executor
 from pipeline.errors import ArtifactWarning
 from pipeline.profiling.measure import RUNS
@@ -120,13 +127,14 @@ def run_serve_config(options: argparse.Namespace) -> str:
 
 def run_export(options: argparse.Namespace) -> str:
     """Run ``pipeline export``: write a saved program as an ONNX file; return the file's path."""
+    options.output = options.output or Path(Path(options.file).stem).with_suffix(".onnx")
     check_output_file(options.output)
-    target = options.output or Path(Path(options.file).stem).with_suffix(".onnx")
+    check_keeps_inputs(options)
     try:
-        _load_program(options).save(target, options.plan, format=options.format)
+        _load_program(options).save(options.output, options.plan, format=options.format)
     except ImportError as error:  # it names the extra
         raise UsageError(str(error)) from None
-    return f"written to {target}"
+    return f"written to {options.output}"
 
 
 def run_profile(options: argparse.Namespace) -> str:

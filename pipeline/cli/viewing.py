@@ -13,7 +13,7 @@ from attrs import evolve
 from pipeline.cli.compiling import run_pipeline
 from pipeline.cli.options import add_model_arguments, add_setting_flags, add_shape_flag, create_pipeline, parse_source
 from pipeline.cli.sources import names_a_model
-from pipeline.cli.usage import UsageError, check_output_file
+from pipeline.cli.usage import UsageError, check_keeps_inputs, check_output_file
 from pipeline.compose.ledger import Ledger
 from pipeline.viewing.collect import view_program
 from pipeline.viewing.differences import find_differences, format_changes
@@ -63,11 +63,12 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_report(options: argparse.Namespace) -> str:
     """Run ``pipeline report``: write a program's web page, and return the text to print."""
+    options.output = options.output or Path(f"{Path(options.file).resolve().stem}.html")
+    check_output_file(options.output)
+    check_keeps_inputs(options)
     program = _read_program_view(options.file)
-    output = options.output or Path(f"{Path(options.file).resolve().stem}.html")
-    check_output_file(output)
-    write_page(evolve(program, title=options.title) if options.title else program, output)
-    return f"written to {output}"
+    write_page(evolve(program, title=options.title) if options.title else program, options.output)
+    return f"written to {options.output}"
 
 
 def run_diff(options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:

@@ -56,8 +56,8 @@ StageLike: TypeAlias = AnyStage | Callable[[Any], Any]
 
 @attrs.frozen(slots=False, repr=False)
 class FunctionStage(Generic[Takes, Gives]):
-    """A stage from a function, or an instance of a frozen class with `__call__`; annotations declare input and output.
-    Or a stage under another name, to insert it twice or in place of another.
+    """A stage from a function or an instance of a frozen class with `__call__`, whose annotations declare input and
+    output; or another stage under another name, to insert it twice or in place of another.
 
     Forward references are resolved at the first read of the types. Calling the stage calls the function."""
 
@@ -137,10 +137,10 @@ def as_stage(value: object) -> AnyStage:
 
 
 def pass_earlier_stages(step: AnyStage, earlier: tuple[AnyStage, ...]) -> AnyStage:
-    """Return a stage that runs again the stages before it (`verify`, a record with the field ``earlier_stages``) with
-    these stages; return others unchanged."""
+    """Set the field ``earlier_stages`` of a stage that has it (`verify`, `load`, `choose`), which compiles programs
+    again; return other stages unchanged."""
     inner: Any = innermost_function(step)
-    if not hasattr(inner, "earlier_stages"):
+    if not attrs.has(type(inner)) or "earlier_stages" not in attrs.fields_dict(type(inner)):
         return step
     return FunctionStage(as_stage(attrs.evolve(inner, earlier_stages=earlier)), step.name)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
@@ -12,6 +14,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from pipeline.compose.events import Event
 from pipeline.compose.ledger import Ledger
+
+log = logging.getLogger(__name__)
 
 _DRAWING: Final = threading.Lock()
 """The lock that a ledger holds while it shows progress bars, so that nested or concurrent runs show none."""
@@ -37,6 +41,7 @@ class StageProgress(Ledger):
         super().__init__(interval)
         console = console or Console(file=sys.stderr, force_terminal=show or None)
         self._tasks: dict[str, TaskID] = {}
+        self._draws = False
         self._bars = Progress(
             TextColumn("{task.description:<10}"),
             BarColumn(),
@@ -62,14 +67,22 @@ class StageProgress(Ledger):
         self._bars.stop_task(task)
 
     def __enter__(self) -> Self:
-        self._draws = _DRAWING.acquire(blocking=False)
-        if self._draws:
-            self._bars.start()
+        if not self._draws and not self._bars.disable and _DRAWING.acquire(blocking=False):
+            self._draws = True
+            self._log_errors(self._bars.start)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._draws:
-            self._bars.stop()
+            self._draws = False
+            self._log_errors(self._bars.stop)
             _DRAWING.release()
+
+    def _log_errors(self, draw: Callable[[], None]) -> None:
+        """Start or stop the bars; log an error of the terminal, such as a closed pipe, which fails no compilation."""
+        try:
+            draw()
+        except Exception as error:
+            log.warning("progress bars are not shown: %s", error)

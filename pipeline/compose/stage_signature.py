@@ -54,7 +54,7 @@ def is_stage(value: object) -> bool:
 def innermost_function(step: AnyStage) -> object:
     """Return the function or the record that a stage calls, inside of all `FunctionStage` around it."""
     inner: object = step
-    while (function := getattr(inner, "function", None)) is not None:
+    while is_stage(inner) and (function := getattr(inner, "function", None)) is not None:
         inner = function
     return inner
 

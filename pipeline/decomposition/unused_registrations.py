@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -36,8 +37,9 @@ def unused_registrations(
     choices: Decompositions,
     refusals: Mapping[Declaration, Rejection],
 ) -> tuple[Unreached, ...]:
-    """Return an `Unreached`, with the reason, for each of the user's converters, decompositions and entries of
-    ``torch_executed_ops`` that was not used; for converters and decompositions only if the model calls their operators.
+    """Return an `Unreached`, with the reason, for each of the user's converters, decompositions, and entries of
+    ``torch_executed_ops`` and ``refittable_weights`` that was not used; for converters and decompositions only if the
+    model calls their operators.
 
     ``verdicts``: for each call, by name, the converter that is used. ``claims``: what the user registered. ``choices``:
     all decompositions. ``refusals``: for each user's converter that refused a call, the reason.
@@ -47,10 +49,12 @@ def unused_registrations(
     idle = [d for d in claims.declarations if (qualified_name(d.key), d.support, d.priority) not in used]
     left = claims.decomposed_operators - program.decomposed
     idle_entries = [] if claims.lookup.settings.torch_executed_ops == frozenset() else _unmatched_ops(program, claims)
+    weights = tuple(_unmatched_weights(program, claims.lookup.settings.refittable_weights))
     if not idle and not left and not idle_entries:
-        return ()
+        return weights
     search = _UnusedSearch(program, verdicts, claims, choices, refusals, Templates(fake_mode(program.graph)))
-    return (*search.unused_converters(idle), *search.unused_decompositions(left), *search.unused_entries(idle_entries))
+    found = (*search.unused_converters(idle), *search.unused_decompositions(left), *search.unused_entries(idle_entries))
+    return found + weights
 
 
 def _unmatched_ops(program: Program, claims: UserRegistrations) -> list[Argument]:
@@ -62,6 +66,15 @@ def _unmatched_ops(program: Program, claims: UserRegistrations) -> list[Argument
     operators = {e.overloadpacket for e in used if isinstance(e, OpOverload)}
     idle = {e.overloadpacket if isinstance(e, OpOverload) else e: e for e in sorted(entries - used, key=entry_name)}
     return [entry for key, entry in idle.items() if key not in operators]
+
+
+def _unmatched_weights(program: Program, patterns: Iterable[str]) -> Iterator[Unreached]:
+    """Yield an `Unreached` for each pattern of ``refittable_weights`` that matches no weight of the program."""
+    names = sorted({recipe.name for recipe in program.constants.values()})
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            hint = f"its weights are {', '.join(names[:8])}" if names else ""
+            yield Unreached(f"{pattern!r} in refittable_weights", "the program has no weight of this name", hint)
 
 
 @frozen(eq=False)

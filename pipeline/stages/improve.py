@@ -24,10 +24,11 @@ def _to_passes(value: object) -> tuple[Improvement, ...]:
     passes = tuple(map(_to_pass, items_of(value, "passes must be a collection of passes or their names")))
     names, known = [each.name for each in passes], {each.name for each in PASSES}
     for index, each in enumerate(passes):
-        if each.after in names[index + 1 :]:
+        if each.after in names[index + 1 :] and each.after not in names[:index]:
             raise ValueError(f"the pass {each} runs after {each.after}: put it behind that pass in passes")
         if each.after and each.after not in known.union(names):
-            raise ValueError(f"the pass {each} runs after {each.after!r}, but there is no such pass")
+            renamed = f": write {RENAMED[each.after]!r}" if each.after in RENAMED else ""
+            raise ValueError(f"the pass {each} runs after {each.after!r}, but there is no such pass{renamed}")
     return passes
 
 
@@ -49,7 +50,7 @@ def _apply_users_pass(users_pass: Improvement, rewriting: Rewriting) -> None:
     users_pass.apply(rewriting)
     try:
         rewriting.graph.lint()
-        added = (node for node in rewriting.graph.nodes if node.op != "output" and "val" not in node.meta)
+        added = (node for node in rewriting.graph.nodes if node.op == "call_function" and "val" not in node.meta)
         wrong = next((f"the node {node} has no meta['val']" for node in added), "")
     except RuntimeError as error:  # a node reads a later one; the graph follows torch's message
         wrong = str(error).partition("\n")[0]

@@ -28,7 +28,7 @@ READERS = (Kind.MULTIPLIES, Kind.PROJECTS, Kind.POINTWISE, Kind.NORMALIZES)
 TABLES = (torch.ops.aten.embedding.default, SELECTIVE_SCAN)
 
 
-_is_byte_count = integer_validator(0, optional=False, what="a number of bytes")
+_is_byte_count = integer_validator(0, optional=False, what="a number of bytes,")
 
 
 @frozen

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 from pipeline.compiled import Compiled, RefitMap
 from pipeline.compose.pipelines import stage
-from pipeline.errors import UnreachedWarning, warn
 from pipeline.frozen import FrozenDict
 from pipeline.program import Built
 
@@ -16,10 +13,6 @@ def refit_map(built: Built) -> Compiled:
     """Return the compiled program with its `RefitMap`: for each engine weight the `Recipe` that computes it from the
     model's parameters, or the reason why it cannot be refitted."""
     used = {weight.name for network in built.networks for weight in network.weights}
-    for each in built.partitioned.program.settings.refittable_weights:
-        if not any(fnmatchcase(name, each) for name in used):
-            known = f"the engines' weights are {', '.join(sorted(used)[:8])}" if used else "the engines have no weights"
-            warn(f"{each!r} in refittable_weights matches no weight of an engine: {known}", UnreachedWarning)
     recipes = {name: recipe for name, recipe in built.recipes.items() if name in used}
     return Compiled(
         partitioned=built.partitioned,

@@ -217,7 +217,7 @@ def measure_ranges(
 def _magnitude(x: Tensor, percentile: float | None) -> float:
     """Return the largest magnitude of an activation's elements in one batch, or a percentile of them."""
     sizes = x.detach().float().abs().reshape(-1)
-    if percentile is None or not sizes.numel():
+    if percentile is None or not sizes.numel() or sizes.isnan().any():
         return largest_magnitude(sizes)
     rank = max(1, round(percentile / 100 * sizes.numel()))
     return float(sizes.kthvalue(min(rank, sizes.numel())).values)

@@ -19,7 +19,7 @@ from pipeline.errors import Fallback, source_line_in
 from pipeline.frozen import FrozenDict
 from pipeline.network.description import Layer, Network
 from pipeline.network.engine import Engine
-from pipeline.network.kernels import kernels
+from pipeline.network.kernels import Kernel, kernels
 from pipeline.program import GETITEM, Partitioned, Segment, input_and_output_lines, is_operator
 from pipeline.recipes import qualified_name
 from pipeline.records.agreement import versions
@@ -175,10 +175,12 @@ class _Collector:
     def read_kernels(self, engine: Engine, network: Network) -> Iterator[KernelView]:
         """Yield the kernels of one engine; none if its plan does not list them."""
         layer_names = self.compiled.layer_names(engine, network)
+        found: tuple[Kernel, ...] = ()
         with suppress(ValueError):
-            for kernel in kernels(engine.checked_plan()):
-                nodes = dict.fromkeys(node_name(layer_names.get(layer, layer)) for layer in kernel.layers)
-                yield KernelView(engine.name, kernel.kind, kernel.name, tuple(n for n in nodes if n in self.nodes))
+            found = kernels(engine.checked_plan())
+        for kernel in found:
+            nodes = dict.fromkeys(node_name(layer_names.get(layer, layer)) for layer in kernel.layers)
+            yield KernelView(engine.name, kernel.kind, kernel.name, tuple(n for n in nodes if n in self.nodes))
 
     def engine_weight(self, name: str) -> WeightView:
         """Return the view of a weight of an engine, by the weight's name in the engine."""

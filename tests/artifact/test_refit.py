@@ -12,6 +12,7 @@ from torch.export import export
 
 import pipeline
 from pipeline import Compiled, RefitError, refit_module_weights
+from pipeline.stages.unbuilt import unbuilt
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 PLACES = torch.tensor([0, 2, 1])
@@ -27,6 +28,13 @@ class Stack(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[2, width] -> [2, width]"""
         return torch.relu(self.layers(x))
+
+
+def test_a_program_without_engines_takes_weights() -> None:
+    compile = pipeline.default().replace("build", unbuilt)
+    compiled, other = compile(Stack(), args=(X,)), Stack()
+    assert not compiled.engines
+    torch.testing.assert_close(refit_module_weights(compiled, other)(X), other(X))
 
 
 class State(nn.Module):

@@ -47,7 +47,9 @@ def interrupted() -> Any:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Each test runs in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").touch()
+    (tmp_path / "nets").mkdir()
+    for name in ("mine.py", "nets/a.pt2", "page.html"):
+        (tmp_path / name).touch()
     torch.save({"weight": torch.ones(4)}, tmp_path / "weights.pt")
     (tmp_path / "dangling").symlink_to("/no/such")
     return tmp_path
@@ -90,8 +92,10 @@ MISUSE: dict[str, tuple[list[str], str]] = {
         ["run", "no.trtp", "--input", "x=weights.pt", "-o", "weights.pt"],
         "would replace it",
     ),
-    "the folder that one is in": ([*COMPILE, "-o", ".", "--force"], "-o .: the command runs in this folder, and would"),
-    "a folder around it": ([*COMPILE, "-o", "..", "--force"], "-o ..: the command runs in this folder, and would"),
+    "the folder that one is in": ([*COMPILE, "-o", ".", "--force"], "-o .: the command runs in this folder, which"),
+    "a folder around it": ([*COMPILE, "-o", "..", "--force"], "-o ..: the command runs in this folder, which would"),
+    "the folder of the model": (["compile", "nets/a.pt2", "-o", "nets", "--force"], "-o nets: nets/a.pt2 is in this"),
+    "a page in place of a page": (["report", "page.html"], "--output page.html: the command reads this file"),
     "a folder to save to": ([*COMPILE, "--save", "."], "'.' cannot be written: it is a folder; name a file in it"),
     "no folder for a script": (["bisect", f"{HERE}:net", "-o", "no/b.py"], "'b.py' cannot be written: the folder"),
     "no such program": (["inspect", "no.trtp"], "the file 'no.trtp' does not exist"),

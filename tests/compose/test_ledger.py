@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import pipeline
@@ -122,6 +125,30 @@ def test_an_observer_that_is_a_ledger_is_the_only_one(made: type[Ledger]) -> Non
         assert all(
             one is other for one, other in zip(compiled.took, ledger.entries[-len(compiled.took) :], strict=True)
         )
+
+
+class Closed(io.StringIO):
+    """A terminal that is gone."""
+
+    def write(self, text: str) -> int:
+        """Raises an error."""
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_terminal_that_is_gone_fails_no_compilation(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        with StageProgress(Console(file=Closed(), force_terminal=True)) as progress:
+            made = pipeline.default().until("validate").observed_by(progress)(nn.ReLU(), (torch.ones(2),))
+        assert made.graph.nodes
+    assert len([each for each in caplog.messages if each.startswith("progress bars are not shown")]) >= 2
+
+
+def test_progress_inside_of_itself_lets_others_draw() -> None:
+    terminal = io.StringIO()
+    with StageProgress(Console(file=terminal, force_terminal=True)) as progress, progress:
+        pass
+    with StageProgress(Console(file=terminal, force_terminal=True)) as other:
+        assert other._draws
 
 
 @linux

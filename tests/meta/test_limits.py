@@ -213,7 +213,7 @@ def test_few_places_are_untyped() -> None:
 
 
 WALKS: Final = {
-    "pipeline.capture.capture:capture:model": 73,
+    "pipeline.capture.capture:capture:model": 72,
     "pipeline.stages.convert:convert:partitioned": 32,
     "pipeline.runtime.module:ProgramModule.forward:args": 12,
     "pipeline.artifact.refit:refit_module_weights:new_weights": 7,

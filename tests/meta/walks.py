@@ -2,8 +2,7 @@
 
 A walk begins at a parameter of a function. In the order of the text it enters each function of the package that gets
 the parameter, or a value that was computed from it, as an argument; there it goes on with the parameters that hold it.
-Calls of methods are followed where ``self`` is the
-object; functions in variables are not followed. A stop is a module
+Calls of methods are followed where ``self`` is the object; functions in variables are not followed. A stop is a module
 that the walk enters from another one; each function is read once. A private class that gets the value is read whole.
 """
 

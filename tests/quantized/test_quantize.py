@@ -112,6 +112,10 @@ def test_calibration_that_does_not_fit() -> None:
         pipeline.quantize("int8", "int8", [torch.randn(8, 3)])(program)
     with pytest.raises(pipeline.CalibrationError, match="activation x reaches nan on inputs in calibration"):
         pipeline.quantize("int8", "int8", [rows() * torch.nan])(program)
+    one = rows()
+    one[0, 0] = torch.nan
+    with pytest.raises(pipeline.CalibrationError, match="activation x reaches nan on inputs in calibration"):
+        pipeline.quantize("int8", "int8", [one], percentile=99.9)(program)
 
 
 def test_an_activation_without_a_range_stays_in_floating_point() -> None:

@@ -94,6 +94,20 @@ def test_a_pass_that_leaves_an_invalid_graph_is_named(function: Any, words: str)
     assert len(str(caught.value).splitlines()) == 2
 
 
+class Draws(torch.nn.Module):
+    """A branch that draws random numbers, so that ``torch.cond`` and the nodes of its graphs stay."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[4] -> [4]"""
+        return torch.cond(x.sum() > 0, lambda x: x + torch.rand(4), lambda x: x - 1, (x,))
+
+
+def test_a_pass_that_changes_nothing_leaves_graphs_of_control_flow() -> None:
+    program = pipeline.capture(Draws(), (torch.randn(4),))
+    same = Improve(passes=(improvement(lambda rewriting: None),))(program)
+    assert [node.op for node in same.graph.nodes] == [node.op for node in program.graph.nodes]
+
+
 def test_passes_are_in_the_order_that_they_name() -> None:
     late, lost = improvement(after="fuse_gelu")(wraps), improvement(after="fuse_gelus")(adds_bare_nodes)
     assert Improve(passes=(*PASSES, late)).without("fuse_gelu").passes[-1] is late
@@ -101,6 +115,7 @@ def test_passes_are_in_the_order_that_they_name() -> None:
         Improve(passes=(late, *PASSES))
     with pytest.raises(ValueError, match="pass adds_bare_nodes runs after 'fuse_gelus', but there is no such pass"):
         Improve(passes=(*PASSES, lost))
+    assert Improve(passes=("fuse_gelu", late, "fuse_gelu")).passes[1] is late
 
 
 class Affine(torch.nn.Module):

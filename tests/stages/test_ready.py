@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 import torch
 from attrs import evolve
@@ -13,8 +15,30 @@ import pipeline
 from pipeline.records import library_support
 from pipeline.records.library_support import TABLE, TENSORRT_RTX
 from pipeline.stages import load
+from pipeline.stages.unbuilt import unbuilt
 
 ROOT = Path(__file__).parents[2]
+
+
+@attrs.frozen
+class Timed:
+    """A user's stage around another."""
+
+    function: Any
+    calls: list[str] = attrs.field(factory=list, eq=False)
+    name: str = "timed"
+
+    def __call__(self, compiled: pipeline.Compiled) -> pipeline.Compiled:
+        """Return what the inner stage returns."""
+        self.calls.append(self.name)
+        return self.function(compiled)  # type: ignore[no-any-return]
+
+
+def test_a_stage_around_another_is_called() -> None:
+    timed = Timed(pipeline.verify(executor="reference"))
+    compile = pipeline.default().replace("build", unbuilt) | timed
+    assert compile(torch.nn.ReLU(), (torch.ones(2),)).agreement.holds
+    assert timed.calls == ["timed"]
 
 
 class Called(torch.nn.Module):
@@ -38,7 +62,7 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...], capabili
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
 
 
-@pytest.mark.parametrize("form", ["module", "program"])
+@pytest.mark.parametrize("form", ["module", "program", "renamed"])
 def test_a_release_that_loads_no_engine_here_is_refused_before_anything_is_built(
     monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
@@ -49,7 +73,9 @@ def test_a_release_that_loads_no_engine_here_is_refused_before_anything_is_built
     message = r"tensorrt_rtx 1\.7\.1\.116 loads no engine on this GPU \(NVIDIA H200, compute capability 9\.0\)"
     with warnings.catch_warnings(), pytest.raises(pipeline.ExecutionError, match=message) as caught:
         warnings.simplefilter("ignore", pipeline.VersionWarning)
-        pipeline.default()(program) if program else pipeline.default()(model, (x,))
+        compile = pipeline.default()
+        compile = compile.replace("load", load.Load(), name="mine") if form == "renamed" else compile
+        compile(program) if program else compile(model, (x,))
     assert f'pip install "{TENSORRT_RTX}"' in str(caught.value) and model.calls == 0
 
 

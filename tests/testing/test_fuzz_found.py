@@ -11,7 +11,7 @@ from torch import nn
 import pipeline
 from pipeline.errors import CaptureError
 from pipeline.testing import TensorSpec, check_model
-from pipeline.testing.models import capture_model
+from tests.fuzz.captured import capture_model
 
 SIZES = {"n": (2, 3, 7)}
 

@@ -99,6 +99,10 @@ def test_misuse_is_told_before_the_search() -> None:
         pipeline.bisect(model, (x,), compile=pipeline.default().until("convert"))
     with pytest.raises(TypeError, match=r"bisected without args, kwargs and dynamic_shapes: pass inputs=\[\(x,\)\]"):
         pipeline.bisect(compiled("tokens"), (x,))
+    with pytest.raises(TypeError, match=r"bisected without args"):
+        pipeline.bisect(compiled("tokens"), x)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"returns a Compiled, .* got one without stages"):
+        pipeline.bisect(model, (x,), compile=pipeline.Pipeline())
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")

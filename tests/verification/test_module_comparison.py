@@ -101,7 +101,12 @@ def test_a_module_that_keeps_what_it_was_called_with_is_compared_as_it_is(copies
     model.calls = 0
     assert verified(compiled).holds
     assert model.calls == 0
-    assert len(copies) == 3  # one for each size
+    assert len(copies) == 3  # one for all, and a new one where that differed
+
+
+def test_one_copy_of_a_module_does_for_all_sizes(copies: list[nn.Module]) -> None:
+    assert verified(otherwise(Otherwise(otherwise=False))).holds
+    assert len(copies) == 1
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ CHOICES: Final = {
     "rounding_mode": (None, "floor", "trunc"),
     "half_to_float": (False,),
     "correction": (None, 0, 1, 2),
-    "diagonal": (0, 1, -1, 2, -2, 4, -4),
+    "diagonal": (0, 1, -1, 2, -2, 3, -3, 4, -4),
 }
 """The valid values of arguments that accept only certain values, by argument name."""
 
