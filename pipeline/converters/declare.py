@@ -43,9 +43,9 @@ def dynamo_tensorrt_converter(
     """
     if isinstance(key, FunctionType) and [*inspect.signature(key).parameters][1:] == [*TAKES[1:]]:
         raise TypeError(f"the target is missing: decorate {key.__name__} with @dynamo_tensorrt_converter(target)")
-    target = target_of(key)
-    if reason := reason_never_called(target):
+    if reason := reason_never_called(key):
         raise TypeError(reason)
+    target = target_of(key)
 
     def declare(function: F) -> F:
         _check_converter(function)
@@ -107,9 +107,10 @@ def reason_never_called(key: object) -> str:
     overloads = targets_of_key(key) if isinstance(key, OpOverloadPacket) else (key,)
     schemas = [op._schema for op in overloads if isinstance(op, OpOverload) and op._schema.is_mutable]
     writing = [s for s in schemas if s.name.endswith("_") or any(each.is_out for each in s.arguments)]
-    if len(writing) == len(overloads):
+    if writing and len(writing) == len(overloads):
         space, name = writing[0].name.split("::")
-        advice = _operator_advice(name.removesuffix("_")) if space == "aten" else "declare one that returns its result"
+        name = re.sub(r"^__i(\w+)__$", r"bitwise_\1", name).removesuffix("_")
+        advice = _operator_advice(name) if space == "aten" else "use one that returns its result"
         return f"a graph has no {key}, which writes to its arguments, only functional operators: {advice}"
     return ""
 
@@ -133,11 +134,9 @@ def _operator_advice(name: str) -> str:
     spelled = (name, name.lower(), snake, re.sub(r"_?[123]d$", "", snake))
     packet = next((p for n in spelled if (p := getattr(torch.ops.aten, n, None)) is not None), None)
     if packet is None:
-        return (
-            "declare converters of those (torch.ops.aten.relu.default); print(pipeline.capture(model, args)) shows them"
-        )
+        return "use those (torch.ops.aten.relu.default); print(pipeline.capture(model, args)) shows them"
     overloads = [f"torch.ops.{packet}.{o}" for o in packet.overloads() if not getattr(packet, o)._schema.is_mutable]
-    return f"declare converters of those ({', '.join(overloads[:4])})"
+    return f"use those ({', '.join(overloads[:4])})"
 
 
 def targets_of_key(key: object) -> tuple[Target, ...]:

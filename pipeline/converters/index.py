@@ -18,6 +18,7 @@ from pipeline.converters.scatter import check_comparison_size
 from pipeline.impl import base
 from pipeline.impl import embedding as _embedding
 from pipeline.impl import index as _index
+from pipeline.impl import index_masks as _index_masks
 from pipeline.impl import index_put as _index_put
 from pipeline.impl.base import ITensor, Net, Value
 from pipeline.impl.shape import result_sizes, sizes_of
@@ -94,7 +95,7 @@ def index(net: Net, input: Value, indices: Sequence[Value | None]) -> ITensor:
     x = base.tensor(net, input)
     if _indexes_by_mask(net.node):
         [(dim, _)] = _index_tensors(net.node)
-        return _index_put.select_by_mask(net, x, indices[dim], dim, result_sizes(net)[dim])
+        return _index_masks.select_by_mask(net, x, indices[dim], dim, result_sizes(net)[dim])
     return _index.index(net, x, indices, non_negative_positions(argument(net.node, "indices")))
 
 
@@ -147,7 +148,7 @@ def index_put(net: Net, input: Value, indices: Sequence[Value | None], values: V
 @converts({aten.tril.default: True, aten.triu.default: False})
 def triangle(net: Net, lower: bool, input: Value, diagonal: int) -> ITensor:
     """tril(Tensor self, SymInt diagonal=0) -> Tensor; triu if ``lower`` is False"""
-    return _index_put.triangle(net, base.tensor(net, input), diagonal, lower)
+    return _index_masks.triangle(net, base.tensor(net, input), diagonal, lower)
 
 
 def _check_class_count(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -161,7 +162,7 @@ def _check_class_count(node: torch.fx.Node, settings: CompilationSettings) -> bo
 @converts(aten.one_hot.default, validator=_check_class_count)
 def one_hot(net: Net, input: Value, num_classes: int) -> ITensor:
     """one_hot(Tensor self, int num_classes=-1) -> Tensor"""
-    return _index_put.one_hot(net, input, num_classes)
+    return _index_masks.one_hot(net, input, num_classes)
 
 
 def check_cumulative_layer(node: torch.fx.Node, settings: CompilationSettings) -> bool | Rejection:
@@ -173,7 +174,7 @@ def check_cumulative_layer(node: torch.fx.Node, settings: CompilationSettings) -
 def masked_scatter(net: Net, input: Value, mask: Value, source: Value) -> ITensor:
     """masked_scatter(Tensor self, Tensor mask, Tensor source) -> Tensor"""
     whole = base.expand(net, base.tensor(net, input), result_sizes(net))
-    return _index_put.masked_scatter(net, whole, mask, source)
+    return _index_masks.masked_scatter(net, whole, mask, source)
 
 
 DEEP = 12

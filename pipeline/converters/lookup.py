@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from inspect import isawaitable
 from typing import Any, TypeAlias
 
 import attrs
@@ -216,8 +217,8 @@ def _call_validator(support: ConverterSupport, node: Node, settings: Compilation
         return Rejection(f"the converter's validator {name} failed: {type(error).__name__}: {error}")
     if isinstance(verdict, Rejection):
         return verdict
-    if isinstance(verdict, str | None) or not any(hasattr(type(verdict), name) for name in ("__bool__", "__len__")):
-        raise TypeError(  # also for what is true in any case: a function, a class, a coroutine
+    if isinstance(verdict, str | None) or callable(verdict) or isawaitable(verdict):  # the last two are always true
+        raise TypeError(
             f"the validator {name} of {support.name} returned {verdict!r} for {node.name}: expected True, or a reason "
             "as pipeline.Rejection(reason, hint)"
         )

@@ -163,6 +163,7 @@ def grid_sampler_3d(
         position = (x + 1) * (size - 1) / 2 if align_corners else ((x + 1) * size - 1) / 2
         if padding_mode == REFLECTION:
             position = _reflect(position, 0.0, size - 1) if align_corners else _reflect(position, -0.5, size)
+        # zero padding moves no position
         places.append(position.clamp(0, size - 1) if padding_mode in (BORDER, REFLECTION) else position)
     if interpolation_mode == NEAREST:
         return _elements_at(input, [p.round() for p in places], sizes)

@@ -64,7 +64,7 @@ ACTIVATIONS: Mapping[Any, tuple[Any, ...]] = {
 
 @converts(TABLE, ACTIVATIONS)
 def unary_function(net: Net, block_and_arguments: tuple[Any, ...], *operands: Value) -> ITensor:
-    """Convert a unary operator by its function and arguments in the tables `TABLE` and `ACTIVATIONS`."""
+    """Convert an operator of one tensor by its function and arguments in the tables `TABLE` and `ACTIVATIONS`."""
     return call_block(net, block_and_arguments, operands)
 
 

@@ -127,7 +127,9 @@ def _trace_decomposition(
 def _reason_against(node: torch.fx.Node, target: object) -> str:
     """Return why a traced decomposition of ``target`` with this node is not used; empty if it may be."""
     if node.op == "get_attr":
-        return "it uses a tensor that is no argument: create it inside, from numbers (torch.full)"
+        is_branch = isinstance(getattr(node.graph.owning_module, str(node.target), None), torch.fx.GraphModule)
+        tensor = "it uses a tensor that is no argument: create it inside, from numbers (torch.full)"
+        return "it calls control flow (torch.cond)" if is_branch else tensor
     if node.target is target:
         return "it calls the operator itself"
     return "it computes a tensor whose size depends on data" if _introduces_symbols(node) else ""

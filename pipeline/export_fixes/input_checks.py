@@ -90,8 +90,11 @@ def _inputs_hint(signature: inspect.Signature, args: tuple[object, ...], kwargs:
     return f"given: {given}" if given else "pass its inputs: args=(x,), or kwargs={…} by name"
 
 
-def check_dynamic_shapes(model: torch.nn.Module, inputs: Mapping[str, object], shapes: object) -> None:
-    """Raise an error if ``shapes`` names missing inputs or dims, so that every entry has an effect.
+def check_dynamic_shapes(
+    model: torch.nn.Module, inputs: Mapping[str, object], shapes: object, *, entries: bool = True
+) -> None:
+    """Raise an error if ``shapes`` names missing inputs or dims, so that every entry has an effect. ``entries``: also
+    check the type of each dim's entry.
 
     Raises:
         TypeError: ``shapes`` or an entry has a type that torch.export does not accept.
@@ -100,7 +103,9 @@ def check_dynamic_shapes(model: torch.nn.Module, inputs: Mapping[str, object], s
     if shapes is None or callable(getattr(shapes, "dynamic_shapes", None)):  # a ShapesCollection has tensors, not names
         return
     for path, value, spec in chain(*(leaves_with_entries(*row) for row in input_entries(model, inputs, shapes))):
-        _check_dim_entries(path, len(value.ranges) if isinstance(value, Input) else value.dim(), spec)
+        _check_dims(path, len(value.ranges) if isinstance(value, Input) else value.dim(), spec)
+        if entries:
+            _check_entries(path, spec)
 
 
 def input_entries(model: torch.nn.Module, inputs: Mapping[str, Any], shapes: object) -> list[tuple[str, Any, object]]:
@@ -138,8 +143,8 @@ def entries_by_dim(spec: Spec) -> dict[int, Argument]:
     return {dim: entry for dim, entry in pairs if entry is not None}
 
 
-def _check_dim_entries(path: str, rank: int, spec: object) -> None:
-    """Raise an error if a tensor's ``dynamic_shapes`` entry has wrong types, or dims that its rank excludes."""
+def _check_dims(path: str, rank: int, spec: object) -> None:
+    """Raise an error if a tensor's ``dynamic_shapes`` entry is no container, or has dims that its rank excludes."""
     if not isinstance(spec, Mapping | list | tuple):
         raise TypeError(
             f"dynamic_shapes for {path} is {kind_of(spec)}: pass a dict from dimensions to {ENTRY_KINDS}, or a tuple"
@@ -147,10 +152,15 @@ def _check_dim_entries(path: str, rank: int, spec: object) -> None:
     entries = spec if isinstance(spec, Mapping) else dict(enumerate(spec))
     if not isinstance(spec, Mapping) and len(spec) != rank:
         raise ValueError(f"dynamic_shapes for {path} has {len(spec)} entries, but this input has rank {rank}")
-    for dim, entry in entries.items():
+    for dim in entries:
         if not isinstance(dim, int) or not -rank <= dim < rank:
             raise ValueError(f"dynamic_shapes for {path} has dimension {dim!r}, but this input has rank {rank}")
-        if not (entry is None or isinstance(entry, int | Dim | type(Dim.AUTO)) or hasattr(entry, "opt")):
+
+
+def _check_entries(path: str, spec: Spec) -> None:
+    """Raise an error if a dim of a tensor has a ``dynamic_shapes`` entry that torch.export does not accept."""
+    for dim, entry in entries_by_dim(spec).items():
+        if not isinstance(entry, int | Dim | type(Dim.AUTO)):
             raise TypeError(f"dynamic_shapes for dimension {dim} of {path} is {entry!r}: expected {ENTRY_KINDS}")
 
 

@@ -348,7 +348,8 @@ def _assigning_line(model: torch.nn.Module, path: str) -> str:
 def _model_codes(model: torch.nn.Module) -> Iterator[CodeType]:
     """Yield the code objects, except torch's own, that may read a model's attributes: of the classes of its modules and
     of the objects in them, of the files that define these classes, and of functions that modules hold."""
-    contents = class_and_file_contents((*model.modules(), *(each for _, each in held_objects(model))))
+    objects = (*model.modules(), *(each for _, each in held_objects(model)))
+    contents = class_and_file_contents(objects, torch_too=True)  # a class that was made by exec is in builtins
     held = (value for module in model.modules() for value in [*vars(module).values()])
     left = deque(code for value in chain(contents, held) for code in _code_of(value))
     while left:

@@ -88,7 +88,7 @@ def _merge_profile_entries(
     """Return ``dynamic_shapes`` that cover all profiles, and each profile's ranges; ``leaf_count``: of all inputs."""
     given = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
     for spec in profiles:
-        check_dynamic_shapes(model, given, spec)
+        check_dynamic_shapes(model, given, spec, entries=False)
     wishes: list[list[ProfileRanges]] = [[] for _ in profiles]
     counter = iter(range(leaf_count))
 
@@ -157,7 +157,7 @@ def _size_bounds_of_entry(entry: Any, example_size: int) -> tuple[int, int]:
     """Return the smallest and largest size that an entry of a profile allows; without an entry, the example's size."""
     if isinstance(entry, int):
         return entry, entry
-    if hasattr(entry, "min") and hasattr(entry, "max"):
+    if None not in (getattr(entry, "min", None), getattr(entry, "max", None)):
         return int(entry.min), int(entry.max)
     if entry is None:
         return example_size, example_size

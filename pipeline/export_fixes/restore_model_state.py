@@ -113,10 +113,11 @@ def _is_library_class(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("torch", "builtins", "functools")
 
 
-def class_and_file_contents(values: Iterable[object]) -> Iterator[object]:
-    """Yield what the classes of these objects, and the files that define these classes, contain; libraries' aside."""
+def class_and_file_contents(values: Iterable[object], *, torch_too: bool = False) -> Iterator[object]:
+    """Yield what the classes of these objects, and the files that define these classes, contain. ``torch_too``: also
+    those of classes of torch, builtins and functools."""
     every = dict.fromkeys(kind for each in dict.fromkeys(map(type, values)) for kind in each.__mro__)
-    kinds = [kind for kind in every if not _is_library_class(kind)]
+    kinds = [kind for kind in every if torch_too or not _is_library_class(kind)]
     files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules}
     yield from (each for space in (*map(vars, kinds), *files.values()) for each in [*space.values()])
 

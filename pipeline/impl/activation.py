@@ -13,11 +13,13 @@ from pipeline.trt import trt
 
 
 @block
-def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None) -> ITensor:
+def activation(net: Net, kind: str, x: ITensor, alpha: float | None = None, beta: float | None = None) -> ITensor:
     """Add an activation layer; ``kind`` is the name of its ``trt.ActivationType``."""
     layer = net.add("activation", x, trt.ActivationType.__members__[kind])
     if alpha is not None:
         layer.alpha = alpha
+    if beta is not None:
+        layer.beta = beta
     return layer.get_output(0)
 
 

@@ -21,8 +21,6 @@ from pipeline.aten.traits import CONTRACTIONS, PART, Kind, op_kind
 from pipeline.records.executed_ops import ModulePredicate, entry_name, qualified_names
 from pipeline.records.wording import items_of
 
-log = logging.getLogger(__name__)
-
 Mode: TypeAlias = Literal["half", "float32", "inputs", "said"]
 Excluded: TypeAlias = OpOverload[..., Any] | OpOverloadPacket[..., Any] | str | ModulePredicate
 
@@ -129,9 +127,9 @@ def excludes(entry: Excluded, target: object, path: str) -> bool:
     return bool(entry(path))
 
 
-def warn_of_unmatched(exclude: Iterable[Excluded], graph: torch.fx.Graph, stage: str) -> None:
+def warn_of_unmatched(exclude: Iterable[Excluded], graph: torch.fx.Graph, stage: str, log: logging.Logger) -> None:
     """Log a warning for each entry of a stage's ``exclude`` that matches no operator or module of the graph."""
     calls = [node for node in graph.nodes if node.op == "call_function"]
     for entry in exclude:
         if not any(excludes(entry, node.target, module_path(node)) for node in calls):
-            log.warning("%s: %s in exclude matches no operator or module of this model", stage, entry_name(entry))
+            log.warning("%s: %s in exclude matches no operator or module of this program", stage, entry_name(entry))

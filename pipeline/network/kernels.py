@@ -1,8 +1,8 @@
 """Read the kernels of an engine from its plan, with the network layers that each kernel computes.
 
 A plan of TensorRT-RTX 1.4 contains, as text, the program that its engine runs: a line for each kernel. The format is
-undocumented, so only reports, comparisons and tests depend on it, no compilation. A plan for several compute
-capabilities contains a program for each; the first program is read.
+undocumented, so only reports, comparisons, tests and `require_fused_quantization` depend on it. A plan for several
+compute capabilities contains a program for each; the first program is read.
 """
 
 from __future__ import annotations

@@ -63,10 +63,10 @@ class Quirk:
 
     id: str
     fault: str
+    gpus: str
     trigger: str
     instead: str
     test: str
-    gpus: str = "H100, H200 (9.0)"
     evidence: str = "docs/notes/2026-11-29-kernel-faults.md"
     capabilities: tuple[str, ...] = ()
     since: Version | None = None

@@ -22,6 +22,7 @@ from pipeline.quirks import plan_detectors as detect
 from pipeline.quirks.quirk import Quirk
 
 SIZES: Final = "docs/notes/2026-11-29-real-sizes.md"
+HOPPER: Final = "H100, H200 (9.0)"
 BOTH: Final = ("tensorrt_rtx", "tensorrt")
 """The libraries of a bug that was measured with TensorRT-RTX, and is avoided in TensorRT without a measurement, too."""
 
@@ -122,6 +123,7 @@ QUIRKS: Final = (
     Quirk(
         id="lone-queries",
         fault="Attention with one query and a batch size over 1 reads the keys of other batch elements.",
+        gpus=HOPPER,
         trigger="attention with one query per batch, after other attention layers",
         instead="each query is duplicated, so that attention has two rows (`impl.attention.duplicate_single_query`)",
         seen="a kernel `_gemv_mha` that computes several batch elements",
@@ -132,6 +134,7 @@ QUIRKS: Final = (
     Quirk(
         id="transposed-matmuls",
         fault="A batched half-precision matmul next to a transposition uses the first matrix of an operand for all.",
+        gpus=HOPPER,
         trigger="a half-precision matmul, after attention, whose operand or result is transposed",
         instead="a barrier after the transposed operand or the result (`quirks.matmul_neighbours`, `impl.matmul`)",
         seen="a kernel named `__myl_MoveReshTranReshMove`",
@@ -153,6 +156,7 @@ QUIRKS: Final = (
     Quirk(
         id="broadcast-in-reductions",
         fault="A fused reduction kernel that broadcasts a value reads it from registers of threads that lack it.",
+        gpus=HOPPER,
         trigger="a value that is computed before a reduction and broadcast after it (`softmax(x) * y`)",
         instead="the value is expanded in a separate kernel (`quirks.broadcast_after_reduction`)",
         seen="the kernel's source reads registers that other threads wrote",
@@ -165,6 +169,7 @@ QUIRKS: Final = (
     Quirk(
         id="sums-of-few",
         fault="A fused reduction kernel computes one sum of up to six elements, and uses it in place of others, too.",
+        gpus=HOPPER,
         trigger="a reduction of 2 to 6 elements that a larger reduction reads (`x.softmax(1).mean(2)` of [5, 4, 20])",
         instead="a barrier after the sum, or the sum expanded in a separate kernel (`quirks.inlined_reductions`)",
         test="tests/gpu/test_written_in_gpu.py::test_agrees_with_eager",
@@ -185,6 +190,7 @@ QUIRKS: Final = (
     Quirk(
         id="halves-behind-matmuls",
         fault="A float32 matmul whose kernel also casts the result to half precision returns garbage, or fails to run.",
+        gpus=HOPPER,
         before=(1, 6),
         trigger="such a matmul with at least two batch dims, or with an operand that is computed in float32",
         instead="a barrier, so that the cast is in a separate kernel (`quirks.matmul_neighbours`, `impl.base.cast`)",
@@ -198,6 +204,7 @@ QUIRKS: Final = (
     Quirk(
         id="factors-of-matmuls",
         fault="Two fused kernels that scale a matmul's result get the same name, and TensorRT runs the first for both.",
+        gpus=HOPPER,
         before=(1, 6),
         trigger="at least two matmuls with dynamic sizes whose results are multiplied by a number",
         instead="a barrier after the matmul (`quirks.matmul_neighbours`, `impl.matmul`)",
@@ -223,6 +230,7 @@ QUIRKS: Final = (
     Quirk(
         id="padded-zeros",
         fault="A matmul over an odd inner dimension pads it by a zero, and then fused operators compute `op(0)` there.",
+        gpus=HOPPER,
         trigger="an operator that maps 0 to infinity or NaN before such a matmul (`x.log() @ w` with 7 columns)",
         instead="the inner dimension is padded to an even size (`quirks.zero_padded_k`, `impl.matmul`)",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_products_of_sizes_that_kernels_do_not_take",
@@ -232,6 +240,7 @@ QUIRKS: Final = (
     Quirk(
         id="empty-loops",
         fault="If a tensor is empty, its kernel's loop does not run, and other results of the loop are never written.",
+        gpus=HOPPER,
         trigger="a sum over a data-dependent size that is 0, or a value that is broadcast to an empty tensor",
         instead="an added element, or separate kernels for other results (`quirks.empty_broadcast`, `impl.empty`)",
         test="tests/gpu/test_wrong_kernels_gpu.py::test_sums_of_nothing_leave_the_places_of_others",
@@ -273,6 +282,7 @@ QUIRKS: Final = (
     Quirk(
         id="unwritten-results",
         fault="A fused kernel with several results never writes some of them.",
+        gpus=HOPPER,
         trigger="a chain of engine outputs: a second is computed from the first, and two more from the second",
         instead="a separate layer copies each output that other outputs read (`stages.convert`)",
         seen="the kernel's source does not mention one of its results",
@@ -283,6 +293,7 @@ QUIRKS: Final = (
     Quirk(
         id="masked-attention-sums",
         fault="Float16 attention with a mask accumulates in float16, and rounds its sums after every 32 keys.",
+        gpus=HOPPER,
         trigger="float16 attention with a mask and several queries",
         instead="the matmul of weights and values is computed in float32 between casts (`impl.attention`)",
         seen="a kernel with `_hmma_fp16_traits` that adds a mask",
@@ -294,6 +305,7 @@ QUIRKS: Final = (
     Quirk(
         id="unsplit-sums",
         fault="A matmul of few rows is slow: TensorRT does not split its sums, so most multiprocessors are idle.",
+        gpus=HOPPER,
         trigger="a half-precision matmul of 2 to 64 rows by a constant with few columns",
         instead="matmuls of parts of each sum, which are added in float32 (`improvements.split_products`)",
         test="tests/improvements/test_split_products.py",
@@ -302,6 +314,7 @@ QUIRKS: Final = (
     Quirk(
         id="sums-of-one",
         fault="A sum over a dim with one element returns wrong results if its input is computed from padded data.",
+        gpus=HOPPER,
         trigger="`((x + pad(x, (1, 0))[..., :-1]) * y).sum(2)` of [2, 4, 1, 17]",
         instead="the dim is removed without a reduction (`impl.reduce`)",
         test="tests/build/test_kernels_of_one.py",
@@ -309,6 +322,7 @@ QUIRKS: Final = (
     Quirk(
         id="merged-averages",
         fault="Two average poolings that differ only in `count_include_pad` get the result of one of them.",
+        gpus=HOPPER,
         trigger="two average poolings of one tensor, with and without `count_include_pad`",
         instead="a barrier before the pooling that does not count the padding (`impl.pool`)",
         test="tests/gpu/test_attribute_pairs.py",

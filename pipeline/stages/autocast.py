@@ -8,6 +8,7 @@ before ``decompose``, where norms and attention are still single operators.
 
 from __future__ import annotations
 
+import logging
 from functools import reduce
 from typing import Any
 
@@ -32,6 +33,8 @@ from pipeline.improvements.precision import (
 )
 from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.recipes import qualified_name
+
+log = logging.getLogger(__name__)
 
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, *HALVES)
@@ -70,7 +73,7 @@ class Autocast:
 
     def __call__(self, program: Program) -> Program:
         """Return the program in mixed precision; the argument is not changed."""
-        warn_of_unmatched(self.exclude, program.graph, self.name)
+        warn_of_unmatched(self.exclude, program.graph, self.name, log)
         return _Caster(program, self).cast()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:

@@ -11,6 +11,7 @@ which have better methods (smoothing, AWQ, GPTQ, quantization-aware training), a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Literal
@@ -34,6 +35,8 @@ from pipeline.program import Program, is_operator, rename_outputs
 from pipeline.recipes import parameter_recipe, qualified_name
 from pipeline.records.wording import kind_of, one_of
 from pipeline.verification.eager import measure_ranges
+
+log = logging.getLogger(__name__)
 
 Weights = Literal["int8", "int4", "fp8"]
 Activations = Literal["int8", "fp8"]
@@ -86,7 +89,7 @@ class Quantize:
 
     def __call__(self, program: Program) -> Program:
         """Return the program with quantized matmuls and convolutions; the argument is not changed."""
-        warn_of_unmatched(self.exclude, program.graph, self.name)
+        warn_of_unmatched(self.exclude, program.graph, self.name, log)
         return _Quantizer(program, self).run()
 
     def decisions(self, program: Program) -> tuple[Decision, ...]:

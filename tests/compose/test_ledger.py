@@ -139,7 +139,7 @@ def test_a_terminal_that_is_gone_fails_no_compilation(caplog: pytest.LogCaptureF
     for _ in range(2):
         with StageProgress(Console(file=Closed(), force_terminal=True)) as progress:
             made = pipeline.default().until("validate").observed_by(progress)(nn.ReLU(), (torch.ones(2),))
-        assert made.graph.nodes
+        assert made.program.graph.nodes
     assert len([each for each in caplog.messages if each.startswith("progress bars are not shown")]) >= 2
 
 

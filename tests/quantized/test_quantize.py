@@ -132,4 +132,4 @@ def test_an_entry_of_exclude_that_matches_nothing_is_told(caplog: pytest.LogCapt
     )
     told = [record.getMessage() for record in caplog.records if record.name.startswith("pipeline")]
     unmatched = "'*third'", "torch.ops.aten.conv2d.default"
-    assert told == [f"quantize: {each} in exclude matches no operator or module of this model" for each in unmatched]
+    assert told == [f"quantize: {each} in exclude matches no operator or module of this program" for each in unmatched]
