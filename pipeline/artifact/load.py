@@ -20,6 +20,7 @@ from attrs.filters import exclude
 from pipeline.artifact import codec, graphs, manifest_file, op_names, pytrees, settings_json
 from pipeline.artifact.allocations import allowed_constant_bytes, largest_nbytes
 from pipeline.artifact.codec import read_part
+from pipeline.artifact.consistency import check_program, check_weights
 from pipeline.artifact.container import Reader
 from pipeline.artifact.graphs import SavedGraph
 from pipeline.artifact.hashing import THREADS, SharedFile
@@ -144,7 +145,7 @@ class Loader:
         self.kept_source = self.read_entry(kept.source, SavedSource) if kept.source else None
         self.tensor = self.tensor_reader()
         try:
-            manifest_file.check_weights(networks, kept)
+            check_weights(networks, kept)
             partitioned = Partitioned(self.program(), kept.segments, self.verdicts(), kept.fallbacks, kept.cuts)
             self.check_recipes()
             compiled = Compiled(
@@ -354,7 +355,7 @@ def _check_parts_match(compiled: Compiled, reader: Reader) -> None:
         raise reader.damage_error(f"it has {wrong[0]}")
     try:
         with raise_as_altered_file(reader.name):
-            manifest_file.check_program(compiled)
+            check_program(compiled)
             LayoutBuilder(program, compiled.partitioned.segments).build()
             compiled.report()
     except MalformedError as error:

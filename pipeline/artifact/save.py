@@ -14,6 +14,7 @@ from attrs import evolve
 
 from pipeline.artifact import allocations, codec, pytrees, settings_json
 from pipeline.artifact.adapters import is_adapter_factor
+from pipeline.artifact.consistency import check_names
 from pipeline.artifact.container import Writer
 from pipeline.artifact.graphs import SavedGraph, save_graph
 from pipeline.artifact.hashing import ChecksumWriter
@@ -30,7 +31,6 @@ from pipeline.artifact.manifest import (
     Versions,
     saved_fields,
 )
-from pipeline.artifact.manifest_file import check_names
 from pipeline.artifact.tensors import TensorsToSave, safetensors_parts_and_size
 from pipeline.aten.collectives import is_collective
 from pipeline.aten.naming import module_stack

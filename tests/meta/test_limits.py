@@ -64,7 +64,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "networks": (1_640, ("network/",)),
     "engine builds": (860, ("build/",)),
     "runtime": (5_460, ("runtime/",)),
-    "files and the engine cache": (4_820, ("artifact/",)),
+    "files and the engine cache": (4_840, ("artifact/",)),
     "verification": (2_570, ("verification/",)),
     "profiles": (1_020, ("profiling/",)),
     "reports": (910, ("viewing/",)),
