@@ -189,7 +189,7 @@ STAGES: Final[dict[str, Misuse]] = {
         lambda: pipeline.in_pieces(0),
         "count must be an integer of at least 1, got 0; pass module paths as b",
     ),
-    "shared weights by a word": (lambda: pipeline.shared_weights("all"), "least must be a number of bytes at least 0"),
+    "shared weights by a word": (lambda: pipeline.shared_weights("all"), "least must be a number of bytes, at least 0"),
     "quantized to int3": (lambda: pipeline.quantize("int3"), "weights must be one of 'int8', 'int4', 'fp8', got '"),
     "quantized without ranges": (
         lambda: pipeline.quantize("fp8", "fp8"),
@@ -280,10 +280,13 @@ CONVERTERS: Final[dict[str, Misuse]] = {
         lambda: converted(raising),
         "raised ValueError: my own (",
     ),
-    "a module as a target": (lambda: declare(nn.ReLU)(good), "a graph has no module ReLU, only its operators: declare"),
+    "a module as a target": (
+        lambda: declare(nn.ReLU)(good),
+        "a graph has no module ReLU, only its operators: use those",
+    ),
     "a function as a target": (
         lambda: declare(torch.relu)(good),
-        "a graph has no torch.relu, only its operators: declare",
+        "a graph has no torch.relu, only its operators: use those",
     ),
     "overloads as a target": (lambda: declare(aten.add)(good), "torch.ops.aten.add has 16 overloads: pass one of them"),
     "a name of no operator": (lambda: declare("aten.rellu")(good), "similar names: aten.relu"),

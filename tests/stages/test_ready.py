@@ -12,6 +12,7 @@ import torch
 from attrs import evolve
 
 import pipeline
+from pipeline.compose.pipelines import FunctionStage
 from pipeline.records import library_support
 from pipeline.records.library_support import TABLE, TENSORRT_RTX
 from pipeline.stages import load
@@ -74,7 +75,7 @@ def test_a_release_that_loads_no_engine_here_is_refused_before_anything_is_built
     with warnings.catch_warnings(), pytest.raises(pipeline.ExecutionError, match=message) as caught:
         warnings.simplefilter("ignore", pipeline.VersionWarning)
         compile = pipeline.default()
-        compile = compile.replace("load", load.Load(), name="mine") if form == "renamed" else compile
+        compile = compile.replace("load", FunctionStage(load.Load(), "mine")) if form == "renamed" else compile
         compile(program) if program else compile(model, (x,))
     assert f'pip install "{TENSORRT_RTX}"' in str(caught.value) and model.calls == 0
 
