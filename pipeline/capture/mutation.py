@@ -125,7 +125,7 @@ class _MutationRewriter:
         """Copy a node that writes no memory; its arguments become their current values."""
         found = describe_as_view(node, self.mode) if node in self.touched else None
         self.env[node] = made = self.graph.node_copy(node, self.current_value)
-        made.name = node.name
+        made.name = node.name  # fx would rename a node called "input", to which the signature refers
         if found is not None:
             args = map_arg(found.args, self.current_value)
             self.views[node] = evolve(found, args=args, source=self.same.get(found.source, found.source))

@@ -78,7 +78,7 @@ class CallSearch:
             try:
                 template = self.templates.find(function, call.target, call.args, call.kwargs, call.value)
             except Exception:
-                continue  # torch's do not trace for every call; the error of a registered one is told where it is used
+                continue  # torch's may fail for a call; the error of a registered one is reported where it is used
             if template is not None and self._leads_to_wanted_call(template, given):
                 return function
         return None

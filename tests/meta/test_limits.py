@@ -59,7 +59,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "converters": (4_920, ("converters/",)),
     "building blocks": (4_800, ("impl/",)),
     "improvement passes": (3_510, ("improvements/",)),
-    "decomposition": (3_230, ("decomposition/",)),
+    "decomposition": (3_250, ("decomposition/",)),
     "partitioning": (1_050, ("partitioning/",)),
     "networks": (1_640, ("network/",)),
     "engine builds": (860, ("build/",)),
