@@ -217,6 +217,7 @@ class Choose:
         before, after = _sums_of_engines_and_torch(_slower_than_torch(pairs, _minimum_gain(compiled, profile)))
         others = sum(cost.max_time for name, cost in theirs.items() if name in ours)
         mixed = round(_sums_of_engines_and_torch(pairs)[0] - before + after + others, 4)
+        log.info("measured: %s ms with PyTorch for slower engines, %s ms for the other variant", mixed, total)
         return {**{keys.engines[name]: pair for name, pair in pairs.items()}, keys.program: (mixed, total)}
 
 
