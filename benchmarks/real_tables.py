@@ -37,9 +37,9 @@ rounding changes a choice, and with it the result, so that its ratio shows littl
 the setting `torch_compile`: PyTorch segments run under it, and engines are compared with that.
 
 *Compile* are the seconds from the module to the engines, *capture* and *build* of them, *load* those until the first
-result afterwards, and *torch.compile* those until its first result; several models are compiled at once. Each time is
-that of a call that is awaited and, after the bar, of one of many that are not, in ms; *no graph* where eager cannot be
-recorded in one.
+result afterwards, and *torch.compile* those until its first result; several models are compiled at once, and seconds of
+waiting for a free GPU do not count. Each time is that of a call that is awaited and, after the bar, of one of many that
+are not, in ms; *no graph* where eager cannot be recorded in one.
 """
 COLUMNS = [
     *("model", "dtype", "error", "eager's", "ratio", "compile, s", "capture", "build", "load", "torch.compile, s"),
