@@ -99,7 +99,7 @@ class Running:
         self.process.wait()
         found: dict[str, Any] = dict(zip(("name", "dtype", "exact", "torch_compile"), self.job.key, strict=True))
         found |= self.known()
-        if "failed" not in found and (late or code or found.get("phase") != "done"):
+        if "failed" not in found and (code or found.get("phase") != "done"):
             why = "it took too long" if code is None else f"its process ended with code {code}: {self._said()}"
             found["failed"] = {"phase": found.get("phase", "start"), "error": why}
         return found

@@ -34,6 +34,9 @@ M = TypeVar("M", bound=torch.nn.Module)
 Executor = Literal["tensorrt", "reference"]
 Format = Literal["trtp", "epcontext"]
 StrPath = str | os.PathLike[str]
+_RUNS = "pipeline.artifact.new_module"
+_IMPLEMENTED_IN = {"_new_module": _RUNS, "_module_like": _RUNS}
+"""The module that defines a method of `Compiled`, by the method's name, if it is not `pipeline.api`."""
 
 
 @frozen
@@ -173,7 +176,8 @@ class Compiled:
     took: tuple[StageCost, ...] = field(default=(), eq=False)
     kernels: Kernels = field(default=NO_KERNELS, eq=False)
 
-    # Implemented by packages above this record: `pipeline.api`, imported when one is first called, defines these.
+    # Implemented by packages above this record: the modules of `_IMPLEMENTED_IN` or else `pipeline.api`, imported when
+    # one is first called, define these.
     _new_module: ClassVar[Callable[[Compiled, Executor | None, Mapping[str, object]], CompiledModule]]
     _module_like: ClassVar[Callable[[Compiled, M, CompiledModule], M]]
     _profiled: ClassVar[Callable[[Compiled, tuple[object, ...], Mapping[str, object], int], Profile]]
@@ -329,9 +333,9 @@ class Compiled:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """Return a method of `pipeline.api`; raise an error with advice for methods of ``nn.Module``."""
+            """Return a method that another module defines; raise an error with advice for methods of ``nn.Module``."""
             if name in type(self).__annotations__:
-                importlib.import_module("pipeline.api")
+                importlib.import_module(_IMPLEMENTED_IN.get(name, "pipeline.api"))
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)
             raise missing_attribute_error(name, (*type(self).__annotations__, *dir(type(self))))

@@ -19,15 +19,19 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pipeline.aten.calls import safe_function
 from pipeline.aten.traits import Kind, op_kind
-from pipeline.aten.types import Argument, Target
+from pipeline.aten.types import Argument, Target, aten
 from pipeline.recipes import CPU, Recipe, Ref, find_target, ref_names
 
 ALWAYS_ALLOWED: Final = 64 << 20
 """The maximum bytes of a computed constant that a file need not declare."""
 FACTOR: Final = 4
 """A constant of up to this multiple of the parameters' bytes need not be declared either: recipes may widen dtypes."""
+WIDEST: Final = 16
+"""The bytes of an element of the widest dtype, complex128."""
 
 _SIZES: Final = frozenset(("size", "n", "m", "steps", "row", "col", "end"))
+_JOINS: Final = (aten.cat.default, aten.stack.default)
+_REPEATS: Final = (aten.expand.default, aten.repeat.default)
 _SAME: Final = (Kind.COPIES, Kind.DECLARES, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES, Kind.REORDERS)
 
 
@@ -67,6 +71,21 @@ def largest_nbytes(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[tor
         if key not in known:  # equal layers have equal recipes
             known[key] = max(_computed_nbytes(recipe, parameters), default=0)
     return max(known.values(), default=0)
+
+
+def max_elements(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int | None:
+    """Return an upper bound for the elements of each tensor that a recipe creates, if it only moves, casts, joins and
+    repeats elements; else None. Fake tensors are exact, but their first use imports torch's compiler, which takes about
+    a second."""
+    counts = {name: math.prod(parameters[name][1]) for name in recipe.parameters if name in parameters}
+    for step in recipe.steps:
+        target, read = find_target(step.target), ref_names((step.args, tuple(value for _, value in step.kwargs)))
+        joins_or_repeats = target in (*_JOINS, *_REPEATS) and not step.kwargs
+        if not (joins_or_repeats or op_kind(target) in (*_SAME, Kind.CASTS)) or not counts.keys() >= {*read}:
+            return None
+        sizes = [abs(each) for each in tree_leaves(step.args) if type(each) is int and each]
+        counts[step.name] = sum(counts[name] for name in read) * (math.prod(sizes) if target in _REPEATS else 1)
+    return max(counts.values(), default=0)
 
 
 def _rename_refs(new_refs: Mapping[Ref, Ref], value: object) -> object:

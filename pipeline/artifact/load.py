@@ -18,7 +18,7 @@ from attrs import asdict, evolve
 from attrs.filters import exclude
 
 from pipeline.artifact import codec, graphs, manifest_file, op_names, pytrees, settings_json
-from pipeline.artifact.allocations import allowed_constant_bytes, largest_nbytes
+from pipeline.artifact.allocations import WIDEST, allowed_constant_bytes, largest_nbytes, max_elements
 from pipeline.artifact.codec import read_part
 from pipeline.artifact.consistency import check_program, check_weights
 from pipeline.artifact.container import Reader
@@ -26,8 +26,8 @@ from pipeline.artifact.graphs import SavedGraph
 from pipeline.artifact.hashing import THREADS, SharedFile
 from pipeline.artifact.json_data import MalformedError, MissingOperatorError, decode_json
 from pipeline.artifact.manifest import KERNELS, SavedSource, saved_fields
-from pipeline.artifact.rebuild import placeholder_choice
 from pipeline.artifact.tensors import MappedTensors, SavedTensor
+from pipeline.artifact.unsaved_converter import placeholder_choice
 from pipeline.aten.naming import module_meta
 from pipeline.compiled import Compiled
 from pipeline.errors import ArtifactError, ArtifactWarning, warn
@@ -174,7 +174,10 @@ class Loader:
         recipes = [*manifest.constants.values(), *manifest.refit_map.values()]
         for target in sorted({step.target for recipe in recipes for step in recipe.steps}):
             read_part("a weight's recipe", lambda name: op_names.find_allowed_operator(name, self.libraries), target)
-        size = largest_nbytes(recipes, {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()})
+        parameters = {name: (each.dtype, each.shape) for name, each in manifest.parameters.items()}
+        bounds = (max_elements(recipe, parameters) for recipe in recipes)
+        large = [r for r, bound in zip(recipes, bounds, strict=True) if bound is None or WIDEST * bound > self.most]
+        size = largest_nbytes(large, parameters)
         if size > self.most:
             limit = f"the file declares at most {self.most} bytes for a computed tensor"
             raise MalformedError(f"computing a weight creates a tensor of {size} bytes, but {limit}")

@@ -4,47 +4,21 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from pathlib import Path
 
 import torch
 from attrs import evolve
 
-from pipeline.aten.support import Choice, ConverterSupport
 from pipeline.build.deduplicate import build_without_duplicates
 from pipeline.build.remote_build import build_with_stored_weights, store
 from pipeline.build.serialized_plans import BuildOrder
 from pipeline.compiled import Compiled
-from pipeline.errors import ArtifactError
 from pipeline.network.description import Network
 from pipeline.network.engine import Engine
 from pipeline.program import Partitioned
 from pipeline.recipes import narrow_float64
 from pipeline.runtime.snapshot import stored_value
 from pipeline.stages.build import make_engine
-
-
-class UnsavedConverter:
-    """A placeholder for a converter in a loaded program, since the file contains only the converter's name."""
-
-    def __init__(self, name: str) -> None:
-        self.__module__, _, self.__name__ = name.rpartition(".")
-        self.__qualname__ = self.__name__
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        raise ArtifactError("a loaded program has no converters to build engines with: compile the model again")
-
-
-@cache
-def placeholder_choice(converter_name: str) -> Choice:
-    """Return the choice of an `UnsavedConverter`, for a node of a loaded program whose converter had this name."""
-    return Choice(ConverterSupport(UnsavedConverter(converter_name)))
-
-
-def was_loaded_from_file(compiled: Compiled) -> bool:
-    """Return whether a program was loaded from a file."""
-    choices = (verdict.choice for verdict in compiled.partitioned.verdicts.values())
-    return any(isinstance(c.support.converter_implementation, UnsavedConverter) for c in choices if c is not None)
 
 
 def rebuild_engines(compiled: Compiled, partitioned: Partitioned) -> Compiled:

@@ -17,8 +17,9 @@ from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
 
 from pipeline.artifact.adapters import Adapter, adapt, is_adapter_factor, named_factors, read_adapters, remove_adapters
-from pipeline.artifact.rebuild import rebuild_engines, was_loaded_from_file
+from pipeline.artifact.rebuild import rebuild_engines
 from pipeline.artifact.tensors import read_tensor_file
+from pipeline.artifact.unsaved_converter import was_loaded_from_file
 from pipeline.aten.dtypes import short_name
 from pipeline.capture.shared_tensors import unwrap_subclasses
 from pipeline.compiled import Compiled, RefitMap, StrPath

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeline.aten.op_predicates import READS
 from pipeline.aten.tensor_type import TensorType
+from pipeline.aten.traits import is_view
 from pipeline.aten.types import Argument, aten
 from pipeline.compiled import Compiled
 from pipeline.errors import ExecutionError
@@ -126,8 +127,10 @@ class AllocationLimit(TorchDispatchMode):
 
     def _requested_bytes(self, func: Argument, args: tuple[Argument, ...], kwargs: Mapping[str, Argument]) -> int:
         """Return the bytes of the tensors that a call of an operator would allocate."""
-        if func in BY_DATA:
-            return BY_DATA[func](*args, **kwargs)
+        if is_view(func):
+            return 0
+        if func in FORMULAS:
+            return FORMULAS[func](*args, **kwargs)
         key = func, _sizes_cache_key(args), _sizes_cache_key(kwargs)
         size = _sizes.get(key)
         if size is None:
@@ -248,12 +251,20 @@ def _storage_address(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _dtype_of_result(dtype: torch.dtype | None) -> torch.dtype:
+    """Return the dtype of a new tensor for which this dtype is stated."""
+    return torch.get_default_dtype() if dtype is None else dtype
+
+
 def _bincount_bytes(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
     """Return an upper bound in bytes for the result of ``torch.bincount``; it reads the greatest value of ``x``."""
     return 8 * max(minlength, int(x.max()) + 1 if x.numel() else 0)
 
 
-BY_DATA: Final[Mapping[Argument, Callable[..., int]]] = {
+FORMULAS: Final[Mapping[Argument, Callable[..., int]]] = {
+    aten.empty.memory_format: lambda size, *, dtype=None, **_: math.prod(size) * _dtype_of_result(dtype).itemsize,
+    aten.copy_.default: lambda *args: 0,
+    aten.clone.default: lambda x, **_: x.numel() * x.itemsize,
     aten.nonzero.default: lambda x: 8 * x.numel() * x.dim(),
     aten.masked_select.default: lambda x, mask: x.itemsize * math.prod(torch.broadcast_shapes(x.shape, mask.shape)),
     aten.index.Tensor: lambda x, indices: x.nbytes,
@@ -263,4 +274,5 @@ BY_DATA: Final[Mapping[Argument, Callable[..., int]]] = {
     aten.unique_dim.default: lambda x, *args, **kwargs: 24 * x.numel(),
     aten.unique_consecutive.default: lambda x, *args, **kwargs: 24 * x.numel(),
 }
-"""For each operator whose result size depends on data: a function that returns an upper bound in bytes."""
+"""For operators whose result size depends on data, and for those that a call of an engine needs: functions that return
+an upper bound in bytes. Fake tensors would import torch's compiler at a program's first call, which takes a second."""

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.runtime.call_memory import CallLimit
+from pipeline.artifact.allocations import WIDEST, largest_nbytes, max_elements
+from pipeline.recipes import Recipe, Ref, Step
+from pipeline.runtime.call_memory import FORMULAS, CallLimit, _allocated_bytes
 from pipeline.runtime.call_plan import CallPlan
 from tests.artifact import test_hostile_files
 from tests.artifact.programs import Case, Function
@@ -72,3 +74,40 @@ def test_eager_takes_no_more_memory_than_its_file_says(entries: dict[str, bytes]
     program = pipeline.load(written(entries, change, tmp_path / "p.trtp"))
     with pytest.raises(pipeline.PipelineError, match="allows a call at most"):
         pipeline.verify(executor="reference")(program)
+
+
+PARAMETERS = {"a": (torch.float16, (3, 4)), "b": (torch.float32, (1, 4))}
+A, B, R = Ref("a"), Ref("b"), Ref("r")
+BOUNDED = {
+    "joined": Step("r", "aten.cat.default", ([A, A, B],)),
+    "stacked": Step("r", "aten.stack.default", ([A, A], 1)),
+    "expanded": Step("r", "aten.expand.default", (B, [5, -1])),
+    "repeated": Step("r", "aten.repeat.default", (A, [2, 3, 1])),
+    "cast": Step("r", "aten._to_copy.default", (A,), (("dtype", torch.complex128),)),
+    "moved": Step("r", "aten.permute.default", (A, [1, 0])),
+}
+
+
+@pytest.mark.parametrize("case", BOUNDED)
+def test_a_bound_for_constants_is_at_least_their_size(case: str) -> None:
+    recipe = Recipe("w", Ref("s"), (BOUNDED[case], Step("s", "aten.cat.default", ([R, R],))))
+    bound = max_elements(recipe, PARAMETERS)
+    assert bound is not None
+    assert WIDEST * bound >= largest_nbytes([recipe], PARAMETERS) > 0
+
+
+@pytest.mark.parametrize("target", ["aten.mul.Tensor", "aten.constant_pad_nd.default", "aten.diag_embed.default"])
+def test_a_constant_that_is_computed_has_no_bound(target: str) -> None:
+    assert max_elements(Recipe("w", R, (Step("r", target, (A, B)),)), PARAMETERS) is None
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_formulas_say_what_is_allocated(dtype: torch.dtype | None) -> None:
+    aten, x = torch.ops.aten, torch.ones(3, 4, dtype=torch.float16)
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (aten.empty.memory_format, ([3, 4],), {"dtype": dtype}),
+        (aten.clone.default, (x,), {}),
+        (aten.copy_.default, (x, x), {}),
+    ]
+    for function, args, kwargs in calls:
+        assert FORMULAS[function](*args, **kwargs) == _allocated_bytes(function, args, kwargs)
