@@ -34,14 +34,15 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 
 def test_each_job_has_a_row_whatever_becomes_of_it(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
-    jobs = [job("a", WRITES), job("dies", DIES), job("stays", STAYS)]
-    assert real.run(jobs, out, processes=3, gpus=2, limit=1) == 0
+    late = 'import json, sys, time; json.dump({"phase": "done"}, open(sys.argv[1], "w")); time.sleep(60)'
+    jobs = [job("a", WRITES), job("dies", DIES), job("stays", STAYS), job("late", late)]
+    assert real.run(jobs, out, processes=4, gpus=2, limit=1) == 0
     rows = read(out)
-    assert "failed" not in rows["a"]
+    assert "failed" not in rows["a"] and "failed" not in rows["late"]
     assert rows["dies"]["failed"] == {"phase": "start", "error": "its process ended with code 3: no memory"}
     assert rows["stays"]["failed"] == {"phase": "build", "error": "it took too long"}
-    assert real.finished(out) == {(name, "float16", False, "") for name in ("a", "dies", "stays")}
-    assert real.finished(out, failed=False) == {("a", "float16", False, "")}
+    assert real.finished(out) == {(name, "float16", False, "") for name in ("a", "dies", "stays", "late")}
+    assert real.finished(out, failed=False) == {(name, "float16", False, "") for name in ("a", "late")}
     assert real.finished(tmp_path / "none") == set()
 
 
