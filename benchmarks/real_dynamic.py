@@ -186,15 +186,24 @@ CASES = (
 """The heaviest first."""
 
 
-def one(case: Case, dtype: str, device: str, report: Report, turns: Turns, choose: bool = True) -> dict[str, Any]:
-    """Return a model's row; ``failed`` says in which phase what happened, if it did. It has what is known by then."""
+def one(
+    case: Case,
+    dtype: str,
+    device: str,
+    report: Report,
+    turns: Turns,
+    choose: bool = True,
+    specializations: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return a model's row; ``failed`` says in which phase what happened, if it did. It has what is known by then.
+    ``specializations``: values of ``kernel_specialization`` with which the program for all sizes is measured, too."""
     report.write(name=case.name, dtype=dtype, device=device, shapes=case.shapes, of=case.of, bound=case.row.bound)
     report.write(environment=environment(), choose=choose)
     on_gpu = device != "cpu"
     stream = torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext()
     try:
         with stream, torch.no_grad(), use_tf32(False):
-            _compare(case, getattr(torch, dtype), device, report, turns, choose)
+            _compare(case, getattr(torch, dtype), device, report, turns, choose, specializations)
         report.write(phase="done")
     except Exception as error:
         said = f"{type(error).__name__}: {str(error).strip()}"[:500]
@@ -202,7 +211,15 @@ def one(case: Case, dtype: str, device: str, report: Report, turns: Turns, choos
     return report.found
 
 
-def _compare(case: Case, dtype: torch.dtype, device: str, report: Report, turns: Turns, choose: bool) -> None:
+def _compare(
+    case: Case,
+    dtype: torch.dtype,
+    device: str,
+    report: Report,
+    turns: Turns,
+    choose: bool,
+    specializations: Sequence[str],
+) -> None:
     """Compile for all sizes, then for each; compare and measure both before the next."""
     executor = "reference" if device == "cpu" else "tensorrt"
     compile = compiler(turns, device)
@@ -220,9 +237,11 @@ def _compare(case: Case, dtype: torch.dtype, device: str, report: Report, turns:
     with report.phase("compile"):
         program, ours = module(middle, dynamic_shapes=case.dynamic_shapes())
     report.write(engines=len(program.engines), fallbacks=len(program.coverage.fallback), sizes=[])
-    results: dict[int, list[float]] = {}
+    forms = {f"{name}_kernels_": program.module(executor, kernel_specialization=name) for name in specializations}
+    results: dict[str, dict[int, list[float]]] = {}
     with turns.held(), report.phase("first calls"):
-        results = {size: errors(ours(**given), best[size]) for size, given in inputs.items()}
+        for prefix, form in {"": ours, **forms}.items():
+            results[prefix] = {size: errors(form(**given), best[size]) for size, given in inputs.items()}
     for size in reversed(case.sizes):
         with report.phase(f"static {size}"):
             static_program, static = module(inputs[size])
@@ -232,12 +251,13 @@ def _compare(case: Case, dtype: torch.dtype, device: str, report: Report, turns:
             "eager_error": max(eager[size]),
         }
         with turns.held():
-            own = errors(static(**inputs[size]), best[size])
-        for name, each in (("", results[size]), ("static_", own)):
-            found |= {f"{name}error": max(each), f"{name}ratio": ratio(each, eager[size], dtype)}
+            results["static_"] = {size: errors(static(**inputs[size]), best[size])}
+        for prefix, by_size in results.items():
+            found |= {f"{prefix}error": max(by_size[size]), f"{prefix}ratio": ratio(by_size[size], eager[size], dtype)}
         if device != "cpu":
             with turns.held(alone=True):
-                found["ms"] = measured({"dynamic": _call(ours, inputs[size]), "static": _call(static, inputs[size])})
+                modules = {"dynamic": ours, "static": static, **forms}
+                found["ms"] = measured({name: _call(each, inputs[size]) for name, each in modules.items()})
         report.write(sizes=[found, *report.found["sizes"]])
         del static, static_program
     if device != "cpu":
@@ -292,6 +312,9 @@ def parser() -> argparse.ArgumentParser:
         "--limit", type=float, default=280, help="seconds for one model, whose row has the sizes until then"
     )
     made.add_argument("--engines", action="store_true", help="without the stage that may run a program in PyTorch")
+    made.add_argument(
+        "--specializations", nargs="*", default=(), help="values of kernel_specialization to measure as well: eager"
+    )
     made.add_argument("--retry", action="store_true", help="run models again that failed")
     made.add_argument("--child", nargs=2, metavar=("NAME", "REPORT"), help=argparse.SUPPRESS)
     return made
@@ -305,9 +328,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.child:
         name, file = options.child
         report, turns = Report(Path(file)), Turns(of_this_gpu())
-        return (
-            1 if "failed" in one(cases[name], options.dtype, options.device, report, turns, not options.engines) else 0
-        )
+        how = (not options.engines, options.specializations)
+        return 1 if "failed" in one(cases[name], options.dtype, options.device, report, turns, *how) else 0
     if options.out is None:
         print("benchmarks.real_dynamic: --out names the file for the rows", file=sys.stderr)
         return 2

@@ -202,10 +202,11 @@ SIZED = real_dynamic.Case("sized", "of a test", Small, lambda size: {"x": floats
 
 def test_a_program_for_all_sizes_is_compared_with_one_for_each(tmp_path: Path) -> None:
     report, case = real_row.Report(tmp_path / "row.json"), attrs.evolve(SIZED, multiple=2)
-    found = real_dynamic.one(case, "float16", "cpu", report, real_row.Turns(tmp_path))
+    found = real_dynamic.one(case, "float16", "cpu", report, real_row.Turns(tmp_path), specializations=["eager"])
     assert "failed" not in found, found["failed"]
     assert [size["size"] for size in found["sizes"]] == list(case.sizes)
     assert all(0 < size[name] < 1e-3 for size in found["sizes"] for name in ("error", "static_error", "eager_error"))
+    assert all(0 < size["eager_kernels_error"] < 1e-3 for size in found["sizes"])
     assert (found["engines"], found["fallbacks"]) == (1, 0)
     for number, size in enumerate(found["sizes"], 1):
         size["static_engines"] -= number == 1
