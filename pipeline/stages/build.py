@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import mmap
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 
 from attrs import evolve, field, frozen
@@ -16,6 +18,7 @@ from pipeline.build.executor_pool import collect_plans
 from pipeline.build.monitor import Monitor
 from pipeline.build.remote_build import Job, RemoteBuild
 from pipeline.build.serialized_plans import BuildOrder, Plan, PlanFile, map_file, serialize
+from pipeline.build.threads import build_in_threads
 from pipeline.compose.pipelines import report
 from pipeline.errors import QuantizationError
 from pipeline.network.description import Network
@@ -32,8 +35,8 @@ log = logging.getLogger(__name__)
 
 @frozen
 class Build:
-    """The build stage, which builds an engine for each network: one after the other in this process, or in parallel by
-    an executor. Networks that differ only in names share one engine.
+    """The build stage, which builds an engine for each network: in threads of this process, or by an executor. Networks
+    that differ only in names share one engine.
 
     executor: any ``concurrent.futures.Executor``; the caller shuts it down. Threads build the networks directly
         (TensorRT releases the interpreter lock while it builds). Other processes rebuild the networks from their
@@ -72,17 +75,14 @@ class Build:
         engines = build_without_duplicates(orders, [handle.weights for handle in converted.handles], build)
         return evolve(unbuilt(converted), engines=tuple(engines))
 
-    def _build_here(self, orders: Sequence[BuildOrder], handles: Sequence[NetworkHandle]) -> Iterator[Engine]:
-        """Build an engine for each order in this process, and yield it. ``handles``: the orders' TensorRT networks."""
-        for i, (order, handle) in enumerate(zip(orders, handles, strict=True)):
-            report(i, len(orders), order.name)
-            file = PlanFile()
-
-            def tell(phase: str, done: int = i, name: str = order.name) -> None:
-                report(done, len(orders), f"{name}: {phase}")
-
-            plan = serialize(handle, order, file, Monitor(tell))
-            yield make_engine(order, plan, file.map_plan())
+    def _build_here(self, orders: Sequence[BuildOrder], handles: Sequence[NetworkHandle]) -> Sequence[Engine]:
+        """Build an engine for each order in this process. ``handles``: the orders' TensorRT networks."""
+        if len(orders) == 1:
+            return [_build_engine(orders[0], handles[0], Monitor(partial(_report_phase, orders[0].name)))]
+        if orders:
+            report(0, len(orders), f"{len(orders)} engines")
+        builds = [partial(_build_in_thread, *row) for row in zip(orders, handles, strict=True)]
+        return build_in_threads(builds, [each.nbytes for each in handles], lambda done: report(done, len(orders)))
 
     def _submit(
         self, executor: Executor, orders: Sequence[BuildOrder], handles: Sequence[NetworkHandle]
@@ -98,6 +98,20 @@ class Build:
 
 
 build = Build()
+
+
+def _build_engine(order: BuildOrder, handle: NetworkHandle, monitor: Monitor) -> Engine:
+    file = PlanFile()
+    plan = serialize(handle, order, file, monitor)
+    return make_engine(order, plan, file.map_plan())
+
+
+def _build_in_thread(order: BuildOrder, handle: NetworkHandle, stopped: threading.Event) -> Engine:
+    return _build_engine(order, handle, Monitor(stopped=stopped))
+
+
+def _report_phase(engine_name: str, phase: str) -> None:
+    report(0, 1, f"{engine_name}: {phase}")
 
 
 def make_engine(order: BuildOrder, plan: Plan, plan_bytes: bytes | mmap.mmap) -> Engine:
