@@ -7,6 +7,7 @@ import math
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from pipeline.improvements.rewriting import Argument, CallBuilder, Node, Rewriting, argument, aten, improvement, rank_of
+from pipeline.shapes.environment import shape_of
 
 LARGE = 64
 """The minimum number of elements for which a convolution kernel counts as large."""
@@ -16,7 +17,8 @@ LARGE = 64
 def patch_embedding(rewriting: Rewriting) -> None:
     """Replace a convolution whose stride is its large kernel (no padding, groups or dilation) by a matmul of patches.
 
-    TensorRT-RTX 1.4 has no fast kernel for such a convolution on an H200: the first layer of ViT-B/16 took 0.15 ms of
+    Sizes of the image may be dynamic if they are multiples of the kernel's. A matmul is summed in float32 also in
+    float16, which convolutions are not (quirk ``convolution-sums``). TensorRT-RTX 1.4 has no fast kernel for such a convolution on an H200: the first layer of ViT-B/16 took 0.15 ms of
     0.79 ms. Small kernels are fast already: the 4 x 4 and 2 x 2 kernels of ConvNeXt took 1 % longer as matmuls.
     """
     for node in rewriting.nodes(aten.convolution.default):
@@ -26,12 +28,12 @@ def patch_embedding(rewriting: Rewriting) -> None:
 
 
 def _has_disjoint_patches(convolution: Node) -> bool:
-    """Return whether the windows of a convolution cover an image of static size exactly, without overlap."""
+    """Return whether the windows of a convolution cover the image exactly, without overlap."""
     kernel = _sizes_of(convolution.args[1])[2:]
     plain = not argument(convolution, "transposed") and argument(convolution, "groups") == 1
     shifted = any(argument(convolution, "padding")) or any(d != 1 for d in argument(convolution, "dilation"))
-    image = _sizes_of(convolution.args[0])[2:]
-    if not plain or shifted or rank_of(convolution) != 2 + len(kernel) or not all(isinstance(s, int) for s in image):
+    image = shape_of(convolution.args[0].meta["val"])[2:]
+    if not plain or shifted or rank_of(convolution) != 2 + len(kernel):
         return False
     strides = list(argument(convolution, "stride")) * (len(kernel) if len(argument(convolution, "stride")) == 1 else 1)
     exact = all(size % k == 0 for size, k in zip(image, kernel, strict=True))
@@ -45,14 +47,23 @@ def _sizes_of(node: Argument) -> list[Argument]:
 def _replace_by_matmul_of_patches(create: CallBuilder) -> None:
     x, weight, bias = create.node.args[:3]
     (_, channels, *image), (features, _, *kernel) = _sizes_of(x), _sizes_of(weight)
+    dims, terms = len(kernel), channels * math.prod(kernel)
+    places, inside = [2 + 2 * i for i in range(dims)], [3 + 2 * i for i in range(dims)]
+    matrix = create(aten.reshape.default, weight, [features, terms])
+    if not all(isinstance(size, int) for size in image):
+        cut = x
+        for i in reversed(range(dims)):
+            cut = create(aten.unflatten.int, cut, 2 + i, [-1, kernel[i]])
+        ordered = create(aten.permute.default, cut, [0, *places, 1, *inside])
+        patches = create(aten.flatten.using_ints, ordered, 1 + dims)
+        product = create(aten.linear.default, patches, matrix, bias)
+        create.replace(create(aten.permute.default, product, [0, 1 + dims, *range(1, 1 + dims)]))
+        return
     counts = [s // k for s, k in zip(image, kernel, strict=True)]
-    dims = len(kernel)
     pairs = [size for pair in zip(counts, kernel, strict=True) for size in pair]
     cut = create(aten.view.default, x, [-1, channels, *pairs])
-    places, inside = [2 + 2 * i for i in range(dims)], [3 + 2 * i for i in range(dims)]
     ordered = create(aten.permute.default, cut, [0, *places, 1, *inside])
-    rows = create(aten.reshape.default, ordered, [-1, math.prod(counts), channels * math.prod(kernel)])
-    matrix = create(aten.reshape.default, weight, [features, channels * math.prod(kernel)])
+    rows = create(aten.reshape.default, ordered, [-1, math.prod(counts), terms])
     product = create(aten.linear.default, rows, matrix, bias)
     turned = create(aten.permute.default, product, [0, 2, 1])
     create.replace(create(aten.view.default, turned, [-1, features, *counts]))

@@ -61,6 +61,19 @@ def test_tiles_are_multiplied(name: str, dynamic: bool) -> None:
 
 
 @pytest.mark.usefixtures("any_kernel")
+@pytest.mark.parametrize("name", ["square", "one dim", "three dims"])
+def test_images_of_dynamic_sizes_are_multiplied(name: str) -> None:
+    make, x = TILES[name]
+    kernel, batch, size = make().kernel_size[0], Dim("batch", max=8), Dim("size", max=9)
+    x = x if x.dim() == 3 else torch.randn(2, 4, *(2 * kernel,) * (x.dim() - 2))
+    program = decomposed(make(), x, dynamic_shapes=({0: batch, **dict.fromkeys(range(2, x.dim()), kernel * size)},))
+    after = improved(program, "patch_embedding")
+    assert "convolution.default" not in targets(after) and targets(after).count("linear.default") == 1
+    agree(program, after, x, rtol=1e-5, atol=1e-5)
+    agree(program, after, torch.randn(3, 4, *(3 * kernel,) * (x.dim() - 2)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("any_kernel")
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_stay(name: str) -> None:
     program = decomposed(OTHERS[name](), X)
