@@ -17,9 +17,10 @@ LARGE = 64
 def patch_embedding(rewriting: Rewriting) -> None:
     """Replace a convolution whose stride is its large kernel (no padding, groups or dilation) by a matmul of patches.
 
-    Sizes of the image may be dynamic if they are multiples of the kernel's. A matmul is summed in float32 also in
-    float16, which convolutions are not (quirk ``convolution-sums``). TensorRT-RTX 1.4 has no fast kernel for such a convolution on an H200: the first layer of ViT-B/16 took 0.15 ms of
-    0.79 ms. Small kernels are fast already: the 4 x 4 and 2 x 2 kernels of ConvNeXt took 1 % longer as matmuls.
+    Sizes of the image may be dynamic if they are multiples of the kernel's. A float16 matmul is summed in float32, which
+    a convolution is not (quirk ``convolution-sums``). TensorRT-RTX 1.4 has no fast kernel for such a convolution on an
+    H200: the first layer of ViT-B/16 took 0.15 ms of 0.79 ms. Small kernels are fast already: the 4 x 4 and 2 x 2
+    kernels of ConvNeXt took 1 % longer as matmuls.
     """
     for node in rewriting.nodes(aten.convolution.default):
         counted = not free_unbacked_symbols(node.meta["val"])
