@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final, TypeVar
 
+import torch
+
 T = TypeVar("T")
 
 THREADS: Final = 4
@@ -32,6 +34,12 @@ def build_in_threads(
     running: dict[Future[T], int] = {}
     results: dict[int, T] = {}
     stopped, most = threading.Event(), min(THREADS, os.cpu_count() or 1)
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else -1  # -1 changes nothing
+
+    def run(i: int) -> T:
+        with torch.cuda.device(device):  # a new thread has the first GPU
+            return builds[i](stopped)
+
     with ThreadPoolExecutor(most, thread_name_prefix="pipeline-build") as pool:
         try:
             while waiting or running:
@@ -39,7 +47,7 @@ def build_in_threads(
                     taken = sum(weights[j] for j in running.values())
                     if not running or (len(running) < most and taken + weights[i] <= AT_ONCE):
                         waiting.remove(i)
-                        running[pool.submit(builds[i], stopped)] = i
+                        running[pool.submit(run, i)] = i
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     results[running.pop(future)] = future.result()
                     progress(len(results))
