@@ -1,4 +1,4 @@
-"""What stands for the converters of a loaded program. Loading a file must not import the stages: see `load`."""
+"""Placeholders for the converters of a loaded program. `load` imports them, so this module imports no stage."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Build several engines at once, in threads of this process.
 
-TensorRT releases the interpreter lock while it builds. What it computes under a lock of its own runs in turns, and the
-rest at once: plans are written and hashed while others are built.
+TensorRT releases the interpreter lock while it builds. Parts of two builds exclude each other in TensorRT, but a plan is
+written and hashed while others are built.
 """
 
 from __future__ import annotations
