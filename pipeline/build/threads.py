@@ -1,7 +1,6 @@
 """Build several engines at once, in threads of this process.
 
-TensorRT releases the interpreter lock while it builds. Parts of two builds exclude each other in TensorRT, but a plan is
-written and hashed while others are built.
+TensorRT releases the interpreter lock while it builds, so building, writing and hashing of plans run at once.
 """
 
 from __future__ import annotations
