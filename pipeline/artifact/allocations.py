@@ -30,8 +30,10 @@ WIDEST: Final = 16
 """The bytes of an element of the widest dtype, complex128."""
 
 _SIZES: Final = frozenset(("size", "n", "m", "steps", "row", "col", "end"))
-_JOINS: Final = (aten.cat.default, aten.stack.default)
+_AT_MOST_ALL: Final = (aten.cat.default, aten.stack.default, aten.slice.Tensor, aten.select.int, aten.gather.default)
+"""Operators whose result has at most as many elements as all their arguments together."""
 _REPEATS: Final = (aten.expand.default, aten.repeat.default)
+_RANGES: Final = (aten.arange.default, aten.arange.start)
 _SAME: Final = (Kind.COPIES, Kind.DECLARES, Kind.RESHAPES, Kind.SQUEEZES, Kind.TRANSPOSES, Kind.REORDERS)
 
 
@@ -74,17 +76,26 @@ def largest_nbytes(recipes: Iterable[Recipe], parameters: Mapping[str, tuple[tor
 
 
 def max_elements(recipe: Recipe, parameters: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> int | None:
-    """Return an upper bound for the elements of each tensor that a recipe creates, if it only moves, casts, joins and
-    repeats elements; else None. Fake tensors are exact, but their first use imports torch's compiler, which takes about
-    a second."""
+    """Return an upper bound for the elements of each tensor that a recipe creates; None if an operator has no simple
+    bound. Fake tensors are exact, but their first use imports torch's compiler, which takes about a second."""
     counts = {name: math.prod(parameters[name][1]) for name in recipe.parameters if name in parameters}
     for step in recipe.steps:
         target, read = find_target(step.target), ref_names((step.args, tuple(value for _, value in step.kwargs)))
-        joins_or_repeats = target in (*_JOINS, *_REPEATS) and not step.kwargs
-        if not (joins_or_repeats or op_kind(target) in (*_SAME, Kind.CASTS)) or not counts.keys() >= {*read}:
+        given = [counts[name] for name in read if name in counts]
+        numbers = math.prod(1 + abs(n) for n in tree_leaves((step.args, dict(step.kwargs))) if type(n) is int)
+        kind = op_kind(target)
+        if len(given) < len(read) or (target in _RANGES and any(isinstance(n, float) for n in tree_leaves(step.args))):
             return None
-        sizes = [abs(each) for each in tree_leaves(step.args) if type(each) is int and each]
-        counts[step.name] = sum(counts[name] for name in read) * (math.prod(sizes) if target in _REPEATS else 1)
+        if kind in (*_SAME, Kind.CASTS) or target in _AT_MOST_ALL:
+            counts[step.name] = sum(given)
+        elif target in (*_REPEATS, *_RANGES, aten.full.default):
+            counts[step.name] = max(1, sum(given)) * numbers
+        elif kind is Kind.POINTWISE:
+            counts[step.name] = math.prod(given)
+        elif target is aten.embedding.default and read[0] in parameters:
+            counts[step.name] = math.prod(given[1:]) * parameters[read[0]][1][-1]
+        else:
+            return None
     return max(counts.values(), default=0)
 
 

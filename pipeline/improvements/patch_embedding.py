@@ -6,17 +6,7 @@ import math
 
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from pipeline.improvements.rewriting import (
-    Argument,
-    CallBuilder,
-    Node,
-    Rewriting,
-    argument,
-    aten,
-    improvement,
-    rank_of,
-    source_of,
-)
+from pipeline.improvements.rewriting import Argument, CallBuilder, Node, Rewriting, argument, aten, improvement, rank_of
 from pipeline.shapes.environment import shape_of
 
 LARGE = 64
@@ -43,7 +33,7 @@ def _has_disjoint_patches(convolution: Node) -> bool:
     kernel = _sizes_of(convolution.args[1])[2:]
     plain = not argument(convolution, "transposed") and argument(convolution, "groups") == 1
     shifted = any(argument(convolution, "padding")) or any(d != 1 for d in argument(convolution, "dilation"))
-    image = shape_of(source_of(convolution).meta["val"])[2:]
+    image = shape_of(convolution.all_input_nodes[0].meta["val"])[2:]
     if not plain or shifted or rank_of(convolution) != 2 + len(kernel):
         return False
     strides = list(argument(convolution, "stride")) * (len(kernel) if len(argument(convolution, "stride")) == 1 else 1)

@@ -76,8 +76,8 @@ def test_eager_takes_no_more_memory_than_its_file_says(entries: dict[str, bytes]
         pipeline.verify(executor="reference")(program)
 
 
-PARAMETERS = {"a": (torch.float16, (3, 4)), "b": (torch.float32, (1, 4))}
-A, B, R = Ref("a"), Ref("b"), Ref("r")
+PARAMETERS = {"a": (torch.float16, (3, 4)), "b": (torch.float32, (1, 4)), "i": (torch.int64, (2, 5))}
+A, B, INDICES, R = Ref("a"), Ref("b"), Ref("i"), Ref("r")
 BOUNDED = {
     "joined": Step("r", "aten.cat.default", ([A, A, B],)),
     "stacked": Step("r", "aten.stack.default", ([A, A], 1)),
@@ -85,6 +85,12 @@ BOUNDED = {
     "repeated": Step("r", "aten.repeat.default", (A, [2, 3, 1])),
     "cast": Step("r", "aten._to_copy.default", (A,), (("dtype", torch.complex128),)),
     "moved": Step("r", "aten.permute.default", (A, [1, 0])),
+    "cut": Step("r", "aten.slice.Tensor", (A, 0, 1, 3)),
+    "gathered": Step("r", "aten.gather.default", (B, 1, INDICES)),
+    "looked up": Step("r", "aten.embedding.default", (A, INDICES)),
+    "added": Step("r", "aten.add.Tensor", (A, B)),
+    "filled": Step("r", "aten.full.default", ([3, 2], 1.5)),
+    "counted": Step("r", "aten.arange.start", (-1, 4)),
 }
 
 
@@ -96,9 +102,20 @@ def test_a_bound_for_constants_is_at_least_their_size(case: str) -> None:
     assert WIDEST * bound >= largest_nbytes([recipe], PARAMETERS) > 0
 
 
-@pytest.mark.parametrize("target", ["aten.mul.Tensor", "aten.constant_pad_nd.default", "aten.diag_embed.default"])
-def test_a_constant_that_is_computed_has_no_bound(target: str) -> None:
-    assert max_elements(Recipe("w", R, (Step("r", target, (A, B)),)), PARAMETERS) is None
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step("r", "aten.constant_pad_nd.default", (A, [9, 9])),
+        Step("r", "aten.diag_embed.default", (A,)),
+        Step("r", "aten.mm.default", (A, B)),
+        Step("r", "aten.eye.default", (99,)),
+        Step("r", "aten.arange.default", (1e12,)),
+        Step("r", "aten.add.Tensor", (A, Ref("nobody"))),
+    ],
+    ids=lambda step: step.target,
+)
+def test_other_constants_have_no_simple_bound(step: Step) -> None:
+    assert max_elements(Recipe("w", R, (step,)), PARAMETERS) is None
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])
