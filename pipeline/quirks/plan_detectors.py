@@ -7,6 +7,7 @@ without findings may still be wrong.
 from __future__ import annotations
 
 import re
+import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
@@ -24,6 +25,18 @@ Plan: TypeAlias = Any
 """A serialized TensorRT engine: bytes, or a buffer with a ``find`` method."""
 KernelOffsets: TypeAlias = Mapping[bytes, int]
 """The offset of each kernel's source in a plan, by kernel name (`find_kernel_offsets`)."""
+
+
+_WEIGHTS = re.compile(rb"THGW\0{4}(.{16})", re.DOTALL)
+"""The weights in the table of sections with which a plan of TensorRT-RTX begins: a tag, the offset, and the size."""
+
+
+def without_weights(plan: Plan) -> Plan:
+    """Return the part of a serialized engine before its weights, which describe no kernels: each search of 1 GB takes
+    0.2 s, while other threads wait for the interpreter. Return the whole plan if the weights are not its end."""
+    found = _WEIGHTS.search(plan[:256])
+    start, size = struct.unpack("<QQ", found[1]) if found else (0, 0)
+    return plan[:start] if found and found.end() <= start and 0 <= len(plan) - start - size <= 8 else plan
 
 
 def find_kernel_offsets(plan: object) -> KernelOffsets:

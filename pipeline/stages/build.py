@@ -27,7 +27,7 @@ from pipeline.network.handle import NetworkHandle, drop_pages
 from pipeline.network.pairs import find_quantized_pairs
 from pipeline.program import Built, Converted
 from pipeline.quirks import QUIRKS, has_bug
-from pipeline.quirks.plan_detectors import find_kernel_offsets
+from pipeline.quirks.plan_detectors import find_kernel_offsets, without_weights
 from pipeline.stages.unbuilt import unbuilt
 
 log = logging.getLogger(__name__)
@@ -130,11 +130,12 @@ def make_engine(order: BuildOrder, plan: Plan, plan_bytes: bytes | mmap.mmap) ->
 
 def find_faulty_kernels(network: Network, plan: bytes | mmap.mmap) -> list[tuple[str, str]]:
     """Return the kernels of a plan that are known to compute wrong results, each with a description of the bug."""
-    read, dtypes = find_kernel_offsets(plan), {tensor.dtype for layer in network.layers for tensor in layer.outputs}
+    text, dtypes = without_weights(plan), {tensor.dtype for layer in network.layers for tensor in layer.outputs}
+    sources = find_kernel_offsets(text)
     return [
         (kernel, quirk.finding.format(*result))
         for quirk in QUIRKS
         if quirk.detector is not None and quirk.dtype in ("", *dtypes) and has_bug(quirk.id)
-        for found in quirk.detector(plan, read)
+        for found in quirk.detector(text, sources)
         for kernel, *result in [(found,) if isinstance(found, str) else found]
     ]

@@ -55,7 +55,7 @@ CAPABILITIES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     ),
     "capture": (2_250, ("capture/",)),
     "what persuades torch.export": (5_550, ("export_fixes/",)),
-    "kernel faults": (1_500, ("quirks/",)),
+    "kernel faults": (1_520, ("quirks/",)),
     "converters": (4_920, ("converters/",)),
     "building blocks": (4_800, ("impl/",)),
     "improvement passes": (3_520, ("improvements/",)),
